@@ -94,7 +94,7 @@ def main() -> None:
     options = arguments(__doc__ or "").parse_args()
     torch.set_num_threads(1)
     repeats = 3 if options.quick else 10
-    choosing = Report("SamplingParams a token", sampling_rows(repeats))
+    choosing = Report("Choosing a token", sampling_rows(repeats))
     text = Report("Turning a token into text", text_rows(repeats))
     choosing.aims = [Aim("greedy, batch 32, us/token", choosing.rows[0]["us/token, batch 32"], 100, "<=")]
     text.aims = [Aim("no stop strings, us/token", text.rows[0]["us/token"], 2, "<=")]

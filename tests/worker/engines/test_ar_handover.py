@@ -191,9 +191,9 @@ def test_a_batch_that_is_full_lets_nobody_in(adapter: CausalLM) -> None:
     while two.open:
         assert two.turn()
         counters = two.decode.counters()
-        most = max(
-            most, int(counters["running"]) + len([i for i in two.decode._consumer._by_key.values() if i.granted])
-        )  # type: ignore[union-attr]
+        assert two.decode._consumer is not None
+        granted = [it for it in two.decode._consumer._by_key.values() if it.granted]
+        most = max(most, int(counters["running"]) + len(granted))
     assert most == 2
     assert two.out.usage.keys() == set(range(len(PROMPTS)))
     two.assert_idle()

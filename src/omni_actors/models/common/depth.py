@@ -69,7 +69,7 @@ class DepthDecoder:
         self._heads = heads
         self._project = project
         self._cos, self._sin = rotary.at(torch.arange(len(heads) + 1, device=layers.device))
-        self._recorded: dict[bool, CapturedRows] = {}  # by whether codes are drawn
+        self._captured: dict[bool, CapturedRows] = {}  # by whether codes are drawn
 
     @torch.inference_mode()
     def capture(self, graphs: Graphs, most: int) -> None:
@@ -85,7 +85,7 @@ class DepthDecoder:
             lambda hidden, first, *columns: self._compute(hidden, first, columns),
             (frame, frame, *columns),
         )
-        self._recorded = {False: greedy, True: drawn}
+        self._captured = {False: greedy, True: drawn}
 
     @torch.inference_mode()
     def __call__(
@@ -97,7 +97,7 @@ class DepthDecoder:
         codes. Raises :class:`OutputError` for states that are not finite, from which any code could come.
         """
         columns = self._columns(draws, hidden.device)
-        recorded = self._recorded.get(columns is not None)
+        recorded = self._captured.get(columns is not None)
         made = None if recorded is None else recorded(hidden, first, *(columns or ()))
         codes, total, sums = self._compute(hidden, first, columns) if made is None else made
         if not sums.isfinite().all():  # a NaN makes the sum of its row NaN

@@ -233,7 +233,7 @@ class Talker(AutoregressiveAdapter):
 
     def capture(self, graphs: Graphs, most: int) -> None:
         if self.depth is not None:
-            self.depth.record(graphs, most)
+            self.depth.capture(graphs, most)
 
     def sampled(self, drawn: Sequence[SampledToken], output: StepOutput) -> None:
         frames = [it for it in drawn if not it.ends]

@@ -2,7 +2,8 @@
 
 One step computes some tokens of every runnable sequence in one pass of the network (:mod:`ar_scheduler` says which),
 samples one token for each sequence that is complete so far, and hands out what is certain of its text. With a role
-(:class:`EngineOptions`) it only does one half of that: see :mod:`~omni_actors.worker.engines.autoregressive.disaggregation`.
+(:class:`EngineOptions`) it only does one half of that: see
+:mod:`~omni_actors.worker.engines.autoregressive.disaggregation`.
 """
 
 from __future__ import annotations

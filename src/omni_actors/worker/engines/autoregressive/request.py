@@ -28,8 +28,8 @@ class Request:
 
     ``first`` is the sequence of the prompt, and then of the first choice. The ``choices`` exist once the prompt is
     complete. ``opened`` says that the adapter knows the request; ``most`` is the adapter's bound on the answer.
-    ``scored`` asks for the prompt's own log-probabilities; ``prompt_usage_emitted`` says that the client knows the number of
-    prompt tokens.
+    ``scored`` asks for the prompt's own log-probabilities; ``prompt_usage_emitted`` says that the client knows the
+    number of prompt tokens.
     """
 
     work: Work
@@ -178,7 +178,8 @@ def wants_prompt_logprobs(work: Work, sampling: Sampling) -> bool:
 def keep_logprobs(
     request: Request, chunk: ScheduledChunk, logits: torch.Tensor, token_bytes: Callable[[int], bytes]
 ) -> None:
-    """Keep the log-probabilities of tokens that are not sampled (``chunk.logprob_positions``), by the logits before each token.
+    """Keep the log-probabilities of tokens that are not sampled (``chunk.logprob_positions``), by the logits before
+    each token.
 
     The first token of a prompt has none (NaN).
     """
