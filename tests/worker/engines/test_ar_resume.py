@@ -15,7 +15,7 @@ from tests.worker.engines.ar_resume import Told, attempt, check_every_cut
 from omni_actors.models.causal_lm.adapter import CausalLM
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.autoregressive import engine as engine_module
-from omni_actors.worker.engines.autoregressive.request import Request, keep_logprobs
+from omni_actors.worker.engines.autoregressive.request import PromptRequest, keep_logprobs
 from omni_actors.worker.engines.autoregressive.sequence import ScheduledChunk
 
 PROMPT = list(b"What the sea says")
@@ -96,7 +96,7 @@ def test_a_choice_whose_tokens_have_no_scores_fails_its_request_with_the_others(
     asked = work(1, PROMPT, n=2, logprobs=1, **RUN, **SEEDED)
     whole = Fresh(adapter)(asked)
 
-    def failing(request: Request, chunk: ScheduledChunk, *more: Any) -> None:
+    def failing(request: PromptRequest, chunk: ScheduledChunk, *more: Any) -> None:
         if chunk.sequence.index == 1:
             raise RuntimeError("no score")
         keep_logprobs(request, chunk, *more)

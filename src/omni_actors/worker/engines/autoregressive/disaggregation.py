@@ -28,7 +28,7 @@ from omni_actors.worker.engines.autoregressive.adapter import State
 from omni_actors.worker.engines.autoregressive.attention import KVCache
 from omni_actors.worker.engines.autoregressive.cache import BlockPool
 from omni_actors.worker.engines.autoregressive.decoder import StepOutput
-from omni_actors.worker.engines.autoregressive.request import Request
+from omni_actors.worker.engines.autoregressive.request import PromptRequest
 from omni_actors.worker.engines.autoregressive.scheduler import Scheduler, Swap
 from omni_actors.worker.engines.autoregressive.sequence import Sequence
 from omni_actors.worker.tensors import tensor_of, tensor_payload
@@ -132,7 +132,7 @@ class KVProducer:
         export = self._by_key.get(key)
         return export is not None and export.granted
 
-    def computed(self, request: Request, output: StepOutput, row: int, state: State) -> None:
+    def computed(self, request: PromptRequest, output: StepOutput, row: int, state: State) -> None:
         """Take note that the whole prompt is computed, with its next token's logits in ``row`` of the step's output.
 
         The sequence keeps its blocks until its rows have left.
@@ -219,7 +219,7 @@ class KVProducer:
 
 @dataclass(slots=True)
 class _IncomingPrompt:
-    request: Request
+    request: PromptRequest
     tokens: int
     blocks: int
     granted: bool = False
@@ -242,7 +242,7 @@ class KVConsumer:
         self._by_key: dict[int, _IncomingPrompt] = {}
         self._total = 0  # tokens received
 
-    def feed(self, request: Request, payload: Payload | None, end: bool, check: Callable[[], object]) -> bool:
+    def feed(self, request: PromptRequest, payload: Payload | None, end: bool, check: Callable[[], object]) -> bool:
         """Take a payload of the edge.
 
         Args:
@@ -305,7 +305,7 @@ class KVConsumer:
             out.consumed(coming.request.work.key, PORT)
         return granted
 
-    def arrived(self, ready: Callable[[int], bool]) -> Iterator[tuple[Request, PrefillResult]]:
+    def arrived(self, ready: Callable[[int], bool]) -> Iterator[tuple[PromptRequest, PrefillResult]]:
         """Take out the complete prompts whose requests are ``ready`` for a first token.
 
         Their sequences are as if they had been computed in this engine.

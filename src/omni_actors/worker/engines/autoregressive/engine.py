@@ -33,7 +33,7 @@ from omni_actors.worker.engines.autoregressive.options import EngineOptions
 from omni_actors.worker.engines.autoregressive.output import emit_outputs
 from omni_actors.worker.engines.autoregressive.prompts import PromptTable
 from omni_actors.worker.engines.autoregressive.ranks import follow, lead
-from omni_actors.worker.engines.autoregressive.request import Request, keep_logprobs, prompt_text, resume
+from omni_actors.worker.engines.autoregressive.request import PromptRequest, keep_logprobs, prompt_text, resume
 from omni_actors.worker.engines.autoregressive.runner import ModelRunner
 from omni_actors.worker.engines.autoregressive.scheduler import Scheduler
 from omni_actors.worker.engines.autoregressive.sequence import ScheduledChunk, Sequence
@@ -136,7 +136,7 @@ class AutoregressiveEngine(Engine):
     def abort(self, key: int) -> None:
         self._prompts.abort(key)
 
-    def _extend(self, request: Request, prompt: PromptInput) -> None:
+    def _extend(self, request: PromptRequest, prompt: PromptInput) -> None:
         """Extend a prompt. The prompt is computed as early as possible, also before it is whole."""
         first = request.first
         if request.wants_prompt_logprobs and not first.sealed:
@@ -145,7 +145,7 @@ class AutoregressiveEngine(Engine):
         if limit is not None:
             self._start(request, limit)
 
-    def _start(self, request: Request, limit: int) -> None:
+    def _start(self, request: PromptRequest, limit: int) -> None:
         """The prompt is whole; each choice of the answer may have ``limit`` tokens."""
         first = request.first
         if self._producer is not None:
@@ -155,7 +155,7 @@ class AutoregressiveEngine(Engine):
         if request.sampling.n == 1:  # else when the prompt is computed, which they share
             self._resume(request)
 
-    def _resume(self, request: Request) -> list[Choice]:
+    def _resume(self, request: PromptRequest) -> list[Choice]:
         """Bring the choices to the end of an earlier attempt, and return the choices that can continue at once."""
         due, over = resume(request, self._adapter)
         self._totals["resumed_tokens"] += sum(choice.completion_tokens for choice in request.choices)
@@ -165,7 +165,7 @@ class AutoregressiveEngine(Engine):
                 self._scheduler.remove(choice.sequence)
         return due
 
-    def _forget(self, request: Request) -> None:
+    def _forget(self, request: PromptRequest) -> None:
         """A request has left: see :class:`PromptTable`."""
         key = request.work.key
         self._over.pop(key, None)
@@ -318,7 +318,7 @@ class AutoregressiveEngine(Engine):
             self._prompts.fail(key, failure, out)
         return ended + moved
 
-    def _due(self, request: Request, sequence: Sequence, logits: torch.Tensor) -> list[Choice]:
+    def _due(self, request: PromptRequest, sequence: Sequence, logits: torch.Tensor) -> list[Choice]:
         """Return the choices of a sequence's logits [1, vocabulary]: its own choice, and after the prompt all others,
         forked.
 

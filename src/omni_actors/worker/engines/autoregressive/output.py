@@ -10,10 +10,12 @@ from omni_actors.worker.engines.autoregressive.adapter import PromptAdapter, Rel
 from omni_actors.worker.engines.autoregressive.attention import KVCache
 from omni_actors.worker.engines.autoregressive.checks import output_of, record_of, shown_of
 from omni_actors.worker.engines.autoregressive.choice import Choice
-from omni_actors.worker.engines.autoregressive.request import Request
+from omni_actors.worker.engines.autoregressive.request import PromptRequest
 
 
-def emit_outputs(request: Request, choice: Choice, adapter: PromptAdapter, cache: KVCache | None, out: Outbox) -> None:
+def emit_outputs(
+    request: PromptRequest, choice: Choice, adapter: PromptAdapter, cache: KVCache | None, out: Outbox
+) -> None:
     """Everything that is certain of this choice and has not left yet; with its last it is ``closed``. ``cache`` has
     the side vectors, where the next stage gets some.
 

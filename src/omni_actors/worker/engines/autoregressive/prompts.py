@@ -19,7 +19,7 @@ from omni_actors.worker.engines.autoregressive.adapter import PromptAdapter, Pro
 from omni_actors.worker.engines.autoregressive.checks import prompt_of, sampling_of
 from omni_actors.worker.engines.autoregressive.choice import Choice
 from omni_actors.worker.engines.autoregressive.detokenize import StopStrings
-from omni_actors.worker.engines.autoregressive.request import Request, choice_of, limit_of, wants_prompt_logprobs
+from omni_actors.worker.engines.autoregressive.request import PromptRequest, choice_of, limit_of, wants_prompt_logprobs
 from omni_actors.worker.engines.autoregressive.sampling import resolve, validate
 from omni_actors.worker.engines.autoregressive.sequence import Sequence
 from omni_actors.worker.isolation import Faults
@@ -65,13 +65,13 @@ class PromptTable:
         self,
         hello: Hello,
         options: PromptOptions,
-        forget: Callable[[Request], None],
+        forget: Callable[[PromptRequest], None],
         *,
         totals: tuple[str, ...] = (),
         constrained: bool = False,
         prompt_only: bool = False,
     ) -> None:
-        self.requests: dict[int, Request] = {}
+        self.requests: dict[int, PromptRequest] = {}
         common = ("steps", "prompt_tokens", "completion_tokens", "resumed_tokens", "finished", "failures", "aborted")
         self.totals = dict.fromkeys((*common, *totals), 0)
         self.faults = Faults(hello)
@@ -89,7 +89,7 @@ class PromptTable:
 
     # ---- a request's prompt
 
-    def admit(self, work: Work) -> Request:
+    def admit(self, work: Work) -> PromptRequest:
         """Take a request into the table, without its prompt (:meth:`open`).
 
         Raises :class:`OmniError` when the table is full (429) or the sampling parameters are invalid (400).
@@ -103,22 +103,22 @@ class PromptTable:
         params = resolve(sampling, *defaults, request_id=work.request_id)
         first = Sequence(work.key, 0, self._order, [], 0, sealed=False)
         self._order += sampling.n
-        request = Request(work, sampling, params, StopStrings(sampling.stop), first, set(work.ports))
+        request = PromptRequest(work, sampling, params, StopStrings(sampling.stop), first, set(work.ports))
         request.wants_prompt_logprobs = wants_prompt_logprobs(work, sampling)
         self.requests[work.key] = request
         return request
 
-    def open(self, request: Request) -> PromptInput:
+    def open(self, request: PromptRequest) -> PromptInput:
         """Tell the adapter of a request that was just admitted; return the prompt as far as it is known."""
         return prompt_of(self.adapter, "open", self.adapter.open(request.work))
 
-    def feed(self, request: Request, port: str, payload: Payload | None, end: bool) -> PromptInput:
+    def feed(self, request: PromptRequest, port: str, payload: Payload | None, end: bool) -> PromptInput:
         """Give the adapter input on a port; return what the input adds to the prompt."""
         if end:
             request.open_ports.discard(port)
         return prompt_of(self.adapter, "feed", self.adapter.feed(request.work.key, port, payload, end))
 
-    def extend(self, request: Request, prompt: PromptInput) -> int | None:
+    def extend(self, request: PromptRequest, prompt: PromptInput) -> int | None:
         """Add to a request's prompt, and check its length as soon as it is known.
 
         Returns, when the prompt is whole by this, how many tokens each choice of the answer may have; else ``None``.
@@ -141,11 +141,11 @@ class PromptTable:
         self.totals["prompt_tokens"] += first.prompt_len
         return limit
 
-    def limit(self, request: Request) -> int:
+    def limit(self, request: PromptRequest) -> int:
         """The most tokens that a choice of the request may have. Raises (400) when the context is too short."""
         return limit_of(request, self.max_len, self._options.max_tokens, prompt_only=self._prompt_only)
 
-    def choice(self, request: Request, sequence: Sequence, limit: int) -> Choice:
+    def choice(self, request: PromptRequest, sequence: Sequence, limit: int) -> Choice:
         """Make a choice of a request whose prompt is whole: it follows ``sequence`` for at most ``limit`` tokens."""
         return choice_of(request, sequence, limit, self.adapter, self._stage)
 

@@ -23,7 +23,7 @@ CONTEXT_TOKENS = 8
 
 
 @dataclass(slots=True)
-class Request:
+class PromptRequest:
     """A request.
 
     ``first`` is the sequence of the prompt, and then of the first choice. The ``choices`` exist once the prompt is
@@ -83,7 +83,7 @@ class Request:
         return "max_new_tokens" if self.prompt_param == "input" else self.prompt_param
 
 
-def limit_of(request: Request, max_len: int, usual: int | None, *, prompt_only: bool) -> int:
+def limit_of(request: PromptRequest, max_len: int, usual: int | None, *, prompt_only: bool) -> int:
     """Return the most tokens that a choice may have.
 
     The limit is the request's and the adapter's bound; without both, ``usual``; without that, the rest of ``max_len``.
@@ -107,7 +107,7 @@ def limit_of(request: Request, max_len: int, usual: int | None, *, prompt_only: 
     return room if usual is None else min(room, usual)
 
 
-def choice_of(request: Request, sequence: Sequence, limit: int, adapter: PromptAdapter, stage: str) -> Choice:
+def choice_of(request: PromptRequest, sequence: Sequence, limit: int, adapter: PromptAdapter, stage: str) -> Choice:
     """Make a choice of a request with a complete prompt, which follows ``sequence`` for at most ``limit`` tokens."""
     sampling, vocabulary = request.sampling, adapter.vocabulary
     prompt = sequence.tokens[: sequence.prompt_len]
@@ -127,7 +127,7 @@ def choice_of(request: Request, sequence: Sequence, limit: int, adapter: PromptA
     return Choice(sequence, state, stream, sampling, ends, limit)
 
 
-def resume(request: Request, adapter: AutoregressiveAdapter) -> tuple[list[Choice], list[Choice]]:
+def resume(request: PromptRequest, adapter: AutoregressiveAdapter) -> tuple[list[Choice], list[Choice]]:
     """Bring the choices of a request with a complete prompt to the end of an earlier attempt.
 
     Returns the choices that can continue at once (all of them without an earlier attempt), and the choices that had
@@ -159,7 +159,7 @@ def resume(request: Request, adapter: AutoregressiveAdapter) -> tuple[list[Choic
     return due, over
 
 
-def prompt_text(request: Request, adapter: PromptAdapter) -> str:
+def prompt_text(request: PromptRequest, adapter: PromptAdapter) -> str:
     """Return the text of the prompt for an echo."""
     if adapter.vocabulary is None:
         return ""
@@ -176,7 +176,7 @@ def wants_prompt_logprobs(work: Work, sampling: Sampling) -> bool:
 
 
 def keep_logprobs(
-    request: Request, chunk: ScheduledChunk, logits: torch.Tensor, token_bytes: Callable[[int], bytes]
+    request: PromptRequest, chunk: ScheduledChunk, logits: torch.Tensor, token_bytes: Callable[[int], bytes]
 ) -> None:
     """Keep the log-probabilities of tokens that are not sampled (``chunk.logprob_positions``), by the logits before
     each token.

@@ -28,7 +28,7 @@ from omni_actors.worker.engines.autoregressive.checks import load_facts
 from omni_actors.worker.engines.autoregressive.choice import Choice
 from omni_actors.worker.engines.autoregressive.output import emit_outputs
 from omni_actors.worker.engines.autoregressive.prompts import PromptTable
-from omni_actors.worker.engines.autoregressive.request import Request, prompt_text
+from omni_actors.worker.engines.autoregressive.request import PromptRequest, prompt_text
 from omni_actors.worker.engines.vllm.core import Core, Media
 from omni_actors.worker.engines.vllm.options import VllmOptions
 from omni_actors.worker.engines.vllm.params import (
@@ -56,7 +56,7 @@ class VllmEngine(Engine):
         self.options: VllmOptions = VllmOptions.of(hello)
         self._prompts = PromptTable(hello, self.options, self._forget, totals=("prefix_hit_tokens",), constrained=True)
         self._requests, self._totals = self._prompts.requests, self._prompts.totals
-        self._computed: dict[str, tuple[Request, Choice]] = {}
+        self._computed: dict[str, tuple[PromptRequest, Choice]] = {}
         """The requests in vLLM, by vLLM's name."""
         self._media: dict[int, Media] = {}
         """The processed media of requests, by key."""
@@ -118,7 +118,7 @@ class VllmEngine(Engine):
     def abort(self, key: int) -> None:
         self._prompts.abort(key)
 
-    def _extend(self, request: Request, prompt: PromptInput) -> None:
+    def _extend(self, request: PromptRequest, prompt: PromptInput) -> None:
         """Extend the prompt; when the prompt is whole, let vLLM compute it."""
         if prompt.media and not request.first.sealed:
             assert not request.first.tokens, "media, and the prompt is not whole"
@@ -128,7 +128,7 @@ class VllmEngine(Engine):
         if limit is not None:
             self._start(request, limit)
 
-    def _start(self, request: Request, limit: int) -> None:
+    def _start(self, request: PromptRequest, limit: int) -> None:
         """Start the choices of a whole prompt, each behind the tokens of earlier attempts."""
         work, first = request.work, request.first
         for index in range(request.sampling.n):
@@ -154,7 +154,7 @@ class VllmEngine(Engine):
             else:
                 self._compute(request, choice)
 
-    def _compute(self, request: Request, choice: Choice) -> None:
+    def _compute(self, request: PromptRequest, choice: Choice) -> None:
         name = f"{request.work.key}.{choice.sequence.index}"
         if choice.completion_tokens and counts_tokens(request) and not self._core.resumes_penalties:
             raise not_resumable(self.hello.stage)
@@ -181,7 +181,7 @@ class VllmEngine(Engine):
         )
         self._computed[name] = (request, choice)
 
-    def _forget(self, request: Request) -> None:
+    def _forget(self, request: PromptRequest) -> None:
         """Forget a request that has left the :class:`PromptTable`."""
         key = request.work.key
         self._media.pop(key, None)
@@ -218,7 +218,7 @@ class VllmEngine(Engine):
             ran = True
         return self._deliver(out) or ran
 
-    def _take(self, output: Any, request: Request, choice: Choice) -> None:
+    def _take(self, output: Any, request: PromptRequest, choice: Choice) -> None:
         """Take vLLM's new output of one choice."""
         name, made = output.request_id, output.outputs[0]
         if name not in self._begun:
@@ -245,7 +245,7 @@ class VllmEngine(Engine):
             self._drop(name)
         self._moved[request.work.key, choice.sequence.index] = choice
 
-    def _begin(self, output: Any, request: Request, choice: Choice) -> None:
+    def _begin(self, output: Any, request: PromptRequest, choice: Choice) -> None:
         """Take vLLM's first output of a choice: the cached tokens of the prompt, and the prompt's log-probabilities."""
         first, sequence = request.first, choice.sequence
         if first.cached is None:
@@ -266,7 +266,7 @@ class VllmEngine(Engine):
             known += prompt_scores(tokens, range(1, first.prompt_len), entries, count, self._prompts.token_bytes)
         self._echo(request, choice, known)
 
-    def _echo(self, request: Request, choice: Choice, scores: list[TokenLogprob]) -> None:
+    def _echo(self, request: PromptRequest, choice: Choice, scores: list[TokenLogprob]) -> None:
         if request.sampling.echo and not choice.end_emitted:
             choice.echo(prompt_text(request, self._adapter), scores)
 

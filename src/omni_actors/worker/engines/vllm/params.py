@@ -10,7 +10,7 @@ from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from omni_actors.protocol.params import Constraint
 from omni_actors.protocol.request import TokenLogprob
 from omni_actors.worker.engines.autoregressive.choice import Choice
-from omni_actors.worker.engines.autoregressive.request import Request
+from omni_actors.worker.engines.autoregressive.request import PromptRequest
 from omni_actors.worker.engines.vllm.told import TOLD
 from vllm import SamplingParams
 
@@ -27,12 +27,12 @@ def seed_of(choice: Choice) -> int:
     return int(choice.sampling_state.uniform() * (1 << UNIFORM_BITS))
 
 
-def counts_tokens(request: Request) -> bool:
+def counts_tokens(request: PromptRequest) -> bool:
     """Whether the next token depends on the counts of tokens in the answer so far."""
     return bool(request.sampling_params.presence_penalty or request.sampling_params.frequency_penalty)
 
 
-def sampling_params(request: Request, choice: Choice, eos: frozenset[int], scored: bool) -> SamplingParams:
+def sampling_params(request: PromptRequest, choice: Choice, eos: frozenset[int], scored: bool) -> SamplingParams:
     """Return vLLM's parameters for the rest of a choice, behind its tokens so far.
 
     Text and stop strings are not vLLM's part. ``scored`` asks for the log-probabilities of the tokens so far too.
