@@ -26,7 +26,7 @@ from omni_actors.worker.checks import InputError, OutputError
 from omni_actors.worker.engine import Engine, Outbox, Work
 from omni_actors.worker.engines.oneshot.adapter import GenerationAdapter
 from omni_actors.worker.engines.oneshot.outputs import Piece, add_usage, check_piece, check_result
-from omni_actors.worker.engines.oneshot.request import END, Held, Queued
+from omni_actors.worker.engines.oneshot.request import END, OneShotRequest, QueuedItem
 from omni_actors.worker.isolation import BatchLimit, Faults
 from omni_actors.worker.named import class_named
 from omni_actors.worker.returned import counters_of, facts_of, iterable_of, kind_of, sequence_of, wrong
@@ -46,12 +46,12 @@ class GenerationEngine(Engine):
         self._faults = Faults(hello)
         self._limit = BatchLimit(self.max_batch)
         self._failed_in_a_row = 0
-        self._requests: dict[int, Held] = {}
+        self._requests: dict[int, OneShotRequest] = {}
         # The requests with work, in the order of their turns. Requests that wait for input are not here.
-        self._active: dict[int, Held] = {}
+        self._active: dict[int, OneShotRequest] = {}
         # Those of them that had the last turn. They go to the end of the queue when the next begins: what came in the
         # meantime waits for that one turn, not for two.
-        self._served: list[Held] = []
+        self._served: list[OneShotRequest] = []
         self._batch_is_next = False
         self._totals = dict.fromkeys(
             ("batches", "batched_items", "items", "finished", "failures", "aborted", "out_of_memory"), 0
@@ -73,7 +73,7 @@ class GenerationEngine(Engine):
             self._totals["failures"] += 1
             raise OmniError(self._faults.explain(error, work.request_id)) from error
         state, items = opened
-        request = Held(work, state, set(work.ports))
+        request = OneShotRequest(work, state, set(work.ports))
         self._requests[work.key] = request
         self._enqueue("open", request, items)
         log.debug("admitted with %d items", len(items), extra=_of(work))
@@ -145,7 +145,7 @@ class GenerationEngine(Engine):
                 moved |= self._advance(request, out)
         return moved
 
-    def _advance(self, request: Held, out: Outbox) -> bool:
+    def _advance(self, request: OneShotRequest, out: Outbox) -> bool:
         """Send all finished pieces, or compute one piece of an iterator, as far as credits allow; finish a drained
         request."""
         key, moved = request.work.key, False
@@ -176,11 +176,11 @@ class GenerationEngine(Engine):
             self._active.pop(key, None)
         return moved
 
-    def _last_pieces(self, request: Held) -> Iterable[Piece]:
+    def _last_pieces(self, request: OneShotRequest) -> Iterable[Piece]:
         pieces: Iterable[Piece] = self._adapter.finish(request.state)
         return iterable_of(self._adapter, "finish", pieces, "", "a sequence of Piece")
 
-    def _put(self, request: Held, piece: Any, out: Outbox) -> None:
+    def _put(self, request: OneShotRequest, piece: Any, out: Outbox) -> None:
         method = "finish" if request.finishing else "run"
         check_piece(self._adapter, method, piece, request.work.key, self._adapter.tensors)
         if piece.usage is not None:
@@ -236,10 +236,10 @@ class GenerationEngine(Engine):
             self._advance(request, out)
         return True
 
-    def _select(self, out: Outbox) -> list[Held]:
+    def _select(self, out: Outbox) -> list[OneShotRequest]:
         """Return the first runnable request in turn, and others whose next item may run in the same batch."""
-        batch: list[Held] = []
-        broken: list[tuple[Held, Exception]] = []
+        batch: list[OneShotRequest] = []
+        broken: list[tuple[OneShotRequest, Exception]] = []
         batch_key: Hashable = None
         for key, request in self._active.items():
             if not request.items or request.leaving or not out.ready(key):
@@ -265,7 +265,7 @@ class GenerationEngine(Engine):
 
     # -- failures
 
-    def _after_failed_batch(self, batch: list[Held], error: Exception, out: Outbox) -> None:
+    def _after_failed_batch(self, batch: list[OneShotRequest], error: Exception, out: Outbox) -> None:
         """Fail a lone item, or retry each of several items: alone, or in a smaller batch after a lack of memory."""
         memory = self._faults.classify(error)
         if memory:
@@ -283,17 +283,17 @@ class GenerationEngine(Engine):
             for request in batch:
                 request.items[0].alone = True
 
-    def _fail(self, request: Held, error: Exception, out: Outbox) -> None:
+    def _fail(self, request: OneShotRequest, error: Exception, out: Outbox) -> None:
         self._give_up(request)
         out.fail(request.work.key, self._faults.explain(error, request.work.request_id))
 
-    def _give_up(self, request: Held) -> None:
+    def _give_up(self, request: OneShotRequest) -> None:
         self._totals["failures"] += 1
         self._remove(request)
 
     # -- the tables
 
-    def _enqueue(self, method: str, request: Held, items: Sequence[Any], port: str | None = None) -> None:
+    def _enqueue(self, method: str, request: OneShotRequest, items: Sequence[Any], port: str | None = None) -> None:
         """Queue the items that ``method`` of the adapter returned."""
         try:
             queued = self._queued(method, items)
@@ -306,7 +306,7 @@ class GenerationEngine(Engine):
         if request.items or request.drained:
             self._active.setdefault(request.work.key, request)
 
-    def _queued(self, method: str, items: Sequence[Any]) -> list[Queued]:
+    def _queued(self, method: str, items: Sequence[Any]) -> list[QueuedItem]:
         """Return the items that a method gave, each with its batch key."""
         found = []
         for item in sequence_of(self._adapter, method, items):
@@ -315,10 +315,10 @@ class GenerationEngine(Engine):
                 hash(batch_key)
             except TypeError:
                 raise wrong(self._adapter, "batch_key", kind_of(batch_key), _KEY) from None
-            found.append(Queued(item, batch_key))
+            found.append(QueuedItem(item, batch_key))
         return found
 
-    def _remove(self, request: Held) -> None:
+    def _remove(self, request: OneShotRequest) -> None:
         del self._requests[request.work.key]
         self._active.pop(request.work.key, None)
         self._served = [it for it in self._served if it is not request]

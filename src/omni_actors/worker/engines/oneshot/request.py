@@ -16,7 +16,7 @@ END = object()
 
 
 @dataclass(slots=True)
-class Queued:
+class QueuedItem:
     """An item that waits for a batch."""
 
     item: Any
@@ -26,13 +26,13 @@ class Queued:
 
 
 @dataclass(slots=True)
-class Held:
+class OneShotRequest:
     """A request in the engine: its waiting items, and its leaving pieces of output."""
 
     work: Work
     state: Any
     open_ports: set[str]
-    items: deque[Queued] = field(default_factory=deque)
+    items: deque[QueuedItem] = field(default_factory=deque)
     ready: deque[Piece] = field(default_factory=deque)  # finished pieces of the item that is leaving
     lazy: Iterator[Piece] | None = None  # or where its next one comes from
     finishing: bool = False
