@@ -41,7 +41,7 @@ _SILENCE: Samples = np.empty(0, np.float32)
 
 
 @dataclass(slots=True)
-class Stream:
+class CodeStream:
     """The codes of one request.
 
     ``codes`` holds frames from number ``base`` on. ``decoded`` is the number of frames that were part of a piece,
@@ -69,18 +69,18 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Window:
     """A part of a stream that is decoded at once: frames ``begin … end - 1``, of which samples ``first … last - 1``
     leave. Frames and samples are counted from the begin of the stream."""
 
-    stream: Stream
+    stream: CodeStream
     begin: int
     end: int
     first: int
     last: int
 
 
-class CodecAdapter(GenerationAdapter[Stream, Stream]):
+class CodecAdapter(GenerationAdapter[CodeStream, CodeStream]):
     """The adapter of a codec. A family sets the attributes below in :meth:`prepare` and implements :meth:`decode`.
 
     Options are in :mod:`omni_actors.worker.engines.oneshot.options`. The section ``speech``, if the stage reads it, may
@@ -210,9 +210,9 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
             raise wrong(self, method, f"a tensor of shape {list(samples.shape)}", f"samples [{rows}, n]")
         return samples
 
-    def open(self, work: Work) -> tuple[Stream, Sequence[Stream]]:
+    def open(self, work: Work) -> tuple[CodeStream, Sequence[CodeStream]]:
         blank = np.empty((0, self.groups), np.int64)
-        return Stream(work, self.ramp(work), blank, memory=self._blank, skips=work.delivered > 0), ()
+        return CodeStream(work, self.ramp(work), blank, memory=self._blank, skips=work.delivered > 0), ()
 
     def ramp(self, work: Work) -> Ramp:
         """Return the ramp of this request's pieces."""
@@ -231,7 +231,7 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
             options["ramp"],
         )
 
-    def feed(self, state: Stream, port: str, payload: Payload | None, end: bool) -> Sequence[Stream]:
+    def feed(self, state: CodeStream, port: str, payload: Payload | None, end: bool) -> Sequence[CodeStream]:
         if payload is not None:
             check_input(payload, {self.tensor: TensorSpec("int64", (None, self.groups), 0, self.codebook_size)})
             state.codes = np.concatenate((state.codes, payload.tensors[self.tensor]))
@@ -243,7 +243,7 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
         return self.more(state)
 
     @torch.inference_mode()
-    def _hear(self, stream: Stream, frames: int) -> None:
+    def _hear(self, stream: CodeStream, frames: int) -> None:
         """Take the stream's first frames as a clip's, which the sound continues: their settled samples are not sent."""
         if stream.memory is not None:
             self._remember(stream, 0, frames, stream.memory)
@@ -251,7 +251,7 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
         stream.sent = stream.origin = stream.counted = max(0, frames * self.samples_per_frame - self._unsettled)
 
     @torch.inference_mode()
-    def _skip(self, stream: Stream) -> None:
+    def _skip(self, stream: CodeStream) -> None:
         """Continue behind the frames whose sound the client has, once these frames have arrived.
 
         Their memory or context is computed again, but not their sound. The last frame is decoded once more, so that the
@@ -276,18 +276,18 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
             self._remember(stream, begin, done, memory)
         stream.decoded, stream.sent = done, sent
 
-    def _remember(self, stream: Stream, begin: int, end: int, memory: torch.Tensor) -> None:
+    def _remember(self, stream: CodeStream, begin: int, end: int, memory: torch.Tensor) -> None:
         """Store the memory after frames ``begin … end - 1``. Earlier memories are not needed any more."""
         codes = torch.from_numpy(stream.codes[None, begin - stream.base : end - stream.base]).to(self.hello.device)
         begins = torch.tensor([begin], device=codes.device)
         (stream.memory,) = self.recall(codes, begins, memory[None], begin == 0)
         self._forget(stream, end)
 
-    def _forget(self, stream: Stream, keep: int) -> None:
+    def _forget(self, stream: CodeStream, keep: int) -> None:
         """Drop the frames before number ``keep``."""
         stream.codes, stream.base = stream.codes[keep - stream.base :], keep
 
-    def more(self, state: Stream) -> Sequence[Stream]:
+    def more(self, state: CodeStream) -> Sequence[CodeStream]:
         if state.skips:
             return ()
         waiting = state.received - state.decoded
@@ -299,7 +299,7 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
         return (state,)
 
     @torch.inference_mode()
-    def run(self, items: Sequence[Stream]) -> Sequence[Result | OmniError]:
+    def run(self, items: Sequence[CodeStream]) -> Sequence[Result | OmniError]:
         pieces = [self._cut(stream) for stream in items]
         samples = {id(piece): _SILENCE for piece in pieces}
         memories: dict[int, torch.Tensor] = {}
@@ -317,21 +317,21 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
 
     # -- a piece
 
-    def _settled(self, stream: Stream, frames: int) -> int:
+    def _settled(self, stream: CodeStream, frames: int) -> int:
         """Return the number of settled samples of a stream after ``frames`` decoded frames."""
         whole = stream.ended and frames == stream.received
         return max(stream.sent, frames * self.samples_per_frame - (self._missing if whole else self._unsettled))
 
-    def _cut(self, stream: Stream) -> Piece:
+    def _cut(self, stream: CodeStream) -> Window:
         end = stream.decoded + stream.ramp.take(stream.received - stream.decoded)
         begin = stream.decoded
         if stream.memory is None:
             begin = max(0, stream.sent // self.samples_per_frame - self._context)
-        return Piece(stream, begin, end, stream.sent, self._settled(stream, end))
+        return Window(stream, begin, end, stream.sent, self._settled(stream, end))
 
-    def _groups(self, pieces: Sequence[Piece]) -> Iterable[list[Piece]]:
+    def _groups(self, pieces: Sequence[Window]) -> Iterable[list[Window]]:
         """Group pieces into batches: pieces of equal length, or, with padding, of lengths within a factor of two."""
-        groups: dict[Any, list[Piece]] = {}
+        groups: dict[Any, list[Window]] = {}
         for piece in pieces:
             frames = piece.end - piece.begin
             skipped = piece.first // self.samples_per_frame - piece.begin
@@ -343,7 +343,7 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
             groups.setdefault(key, []).append(piece)
         return groups.values()
 
-    def _go_on(self, pieces: Sequence[Piece]) -> tuple[list[Samples], list[torch.Tensor]]:
+    def _go_on(self, pieces: Sequence[Window]) -> tuple[list[Samples], list[torch.Tensor]]:
         """Return each piece's samples, and the new memory of its stream."""
         device = self.hello.device
         codes = np.stack([p.stream.codes[p.begin - p.stream.base : p.end - p.stream.base] for p in pieces])
@@ -363,7 +363,7 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
         # Copies: a stream must not keep the memories of other rows alive.
         return [np.ascontiguousarray(row) for row in samples], [row.clone() for row in then]
 
-    def _decode(self, pieces: Sequence[Piece]) -> list[Samples]:
+    def _decode(self, pieces: Sequence[Window]) -> list[Samples]:
         """Return each piece's samples."""
         rate = self.samples_per_frame
         codes = np.zeros((len(pieces), max(p.end - p.begin for p in pieces), self.groups), np.int64)
@@ -381,13 +381,13 @@ class CodecAdapter(GenerationAdapter[Stream, Stream]):
             for row, piece, origin in zip(samples, pieces, origins, strict=True)
         ]
 
-    def _result(self, piece: Piece, samples: Samples) -> Result:
+    def _result(self, piece: Window, samples: Samples) -> Result:
         stream = piece.stream
         meta = {"start": piece.first - stream.origin} if stream.work.delivered else {}
         sent = [audio_piece(stream.work, samples, self.sample_rate, **meta)] if len(samples) else []
         return Result(sent, Usage(audio_output_s=(piece.last - stream.counted) / self.sample_rate))
 
-    def _advance(self, piece: Piece, memory: torch.Tensor | None) -> None:
+    def _advance(self, piece: Window, memory: torch.Tensor | None) -> None:
         stream = piece.stream
         stream.ramp.cut(piece.end - stream.decoded, (piece.last - piece.first) / self.sample_rate)
         stream.decoded, stream.sent, stream.counted, stream.busy = piece.end, piece.last, piece.last, False
