@@ -23,7 +23,7 @@ from omni_actors.platforms import Fault
 from omni_actors.platforms.cpu.runtime import CpuRuntime
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.oneshot import GenerationEngine
-from omni_actors.worker.engines.oneshot.codec import CodecAdapter, Stream
+from omni_actors.worker.engines.oneshot.codec import CodecAdapter, CodeStream
 from omni_actors.worker.isolation import BrokenModel
 
 BATCH, FRAMES, MARK = 8, 24, 15
@@ -173,7 +173,7 @@ def test_requests_that_are_all_bad_end_no_worker() -> None:
 class Reluctant(Convolutions):
     """Does not close its streams."""
 
-    def close(self, state: Stream) -> None:
+    def close(self, state: CodeStream) -> None:
         raise ValueError("secret detail")
 
 
