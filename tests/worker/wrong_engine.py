@@ -11,7 +11,7 @@ from omni_actors.pipelines.declaration import Edge, Pipeline, Port, Stage, Task
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.request import TextDelta, Usage
 from omni_actors.worker.engine import Engine, Outbox, Work
-from omni_actors.worker.engines.chained import Link
+from omni_actors.worker.engines.chained import ChainLink
 from omni_actors.worker.engines.oneshot.adapter import GenerationAdapter
 from omni_actors.worker.engines.oneshot.outputs import Piece, Result
 
@@ -86,7 +86,7 @@ class Own(Engine):
         return True
 
 
-CHAIN = (Link("own", f"{__name__}:Own", "", "text"),)
+CHAIN = (ChainLink("own", f"{__name__}:Own", "", "text"),)
 """The engine ``own``, driven by an engine of this package."""
 
 PIPELINE = Pipeline(

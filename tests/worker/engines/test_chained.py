@@ -15,7 +15,7 @@ from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request
 from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
 from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
 from omni_actors.worker.engine import Engine, Outbox, Work
-from omni_actors.worker.engines.chained import CAPACITY, ChainedEngine, Link
+from omni_actors.worker.engines.chained import CAPACITY, ChainedEngine, ChainLink
 
 HERE = __name__
 
@@ -140,10 +140,10 @@ class Relaying(Repeating):
         return True
 
 
-LINKS = (Link("count", f"{HERE}:Counting", "c"), Link("repeat", f"{HERE}:Repeating", "r", "numbers"))
+LINKS = (ChainLink("count", f"{HERE}:Counting", "c"), ChainLink("repeat", f"{HERE}:Repeating", "r", "numbers"))
 
 
-RELAY = Link("relay", f"{HERE}:Relaying", "r", optional=True)
+RELAY = ChainLink("relay", f"{HERE}:Relaying", "r", optional=True)
 WITH_OPTIONAL = (RELAY, LINKS[1])
 THREE = (RELAY, *LINKS)
 
@@ -307,7 +307,7 @@ class OwnEngines(CpuPlatform):
     engines: ClassVar[Mapping[str, str]] = {"counting": f"{HERE}:Counting"}
 
 
-BY_KIND = (Link("count", "counting", "c"),)
+BY_KIND = (ChainLink("count", "counting", "c"),)
 
 
 def test_a_kind_is_computed_by_the_platforms_own_engine() -> None:

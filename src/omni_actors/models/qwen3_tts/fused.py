@@ -1,10 +1,10 @@
 """The stages in one worker: the same ones, one after the other."""
 
 from omni_actors.models.qwen3_tts.pipeline import CODEC, TALKER, VOICE
-from omni_actors.worker.engines.chained import Link
+from omni_actors.worker.engines.chained import ChainLink
 
 LINKS = (
-    Link(VOICE.name, "generation", VOICE.adapter, optional=True),
-    Link(TALKER.name, "autoregressive", TALKER.adapter, TALKER.ports[0].name),
-    Link(CODEC.name, "generation", CODEC.adapter, CODEC.ports[0].name),
+    ChainLink(VOICE.name, "generation", VOICE.adapter, optional=True),
+    ChainLink(TALKER.name, "autoregressive", TALKER.adapter, TALKER.ports[0].name),
+    ChainLink(CODEC.name, "generation", CODEC.adapter, CODEC.ports[0].name),
 )

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload
+from omni_actors.moved import moved_names
 from omni_actors.platforms.platform import OmniPlatform
 from omni_actors.protocol.errors import ErrorInfo
 from omni_actors.protocol.frames import Hello
@@ -28,12 +29,14 @@ from omni_actors.worker.returned import flag_of, kind_of, usage_problem, wrong
 
 log = logging.getLogger(__name__)
 
+__getattr__ = moved_names(__name__, {"Link": "omni_actors.worker.engines.chained:ChainLink"})
+
 CAPACITY = 64
 """The number of payloads of one request that may wait for an engine, before the engine in front pauses."""
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class ChainLink:
     """One engine of a chain.
 
     ``name`` is the stage name for the engine; seeded draws depend on the name. ``engine`` is a kind, which the worker's
@@ -64,14 +67,14 @@ class _Request:
 
 
 class ChainedEngine(Engine):
-    """The engine of a chain, the sequence of :class:`Link` objects named by ``hello.adapter``.
+    """The engine of a chain, the sequence of :class:`ChainLink` objects named by ``hello.adapter``.
 
     Each engine gets all options. The output of the last engine leaves the worker.
     """
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)
-        self._links: tuple[Link, ...] = links_named(hello.adapter)
+        self._links: tuple[ChainLink, ...] = links_named(hello.adapter)
         self._engines: list[Engine] = []
         platform: OmniPlatform = pkgutil.resolve_name(hello.platform)()
         for link in self._links:
@@ -198,11 +201,11 @@ class ChainedEngine(Engine):
             engine.close()
 
 
-def links_named(dotted: str) -> tuple[Link, ...]:
+def links_named(dotted: str) -> tuple[ChainLink, ...]:
     """Return the chain with the dotted name of a sequence of links. Raises :class:`OmniError` for any other object."""
     found = thing_named(dotted, "adapter")
-    if not isinstance(found, Sequence) or not found or not all(isinstance(it, Link) for it in found):
-        raise unfit("adapter", dotted, f"is {kind_of(found)}, and not a sequence of Link")
+    if not isinstance(found, Sequence) or not found or not all(isinstance(it, ChainLink) for it in found):
+        raise unfit("adapter", dotted, f"is {kind_of(found)}, and not a sequence of ChainLink")
     return tuple(found)
 
 

@@ -7,8 +7,8 @@ __getattr__ = moved_names(
     {
         "Codes": "omni_actors.worker.engines.oneshot.codec:Codes",
         "Samples": "omni_actors.worker.engines.oneshot.codec:Samples",
-        "Stream": "omni_actors.worker.engines.oneshot.codec:Stream",
-        "Piece": "omni_actors.worker.engines.oneshot.codec:Piece",
+        "Stream": "omni_actors.worker.engines.oneshot.codec:CodeStream",
+        "Piece": "omni_actors.worker.engines.oneshot.codec:Window",
         "CodecAdapter": "omni_actors.worker.engines.oneshot.codec:CodecAdapter",
     },
 )

@@ -6,8 +6,8 @@ __getattr__ = moved_names(
     __name__,
     {
         "GATHERED_TOKENS": "omni_actors.worker.engines.autoregressive.graphs:GATHERED_TOKENS",
-        "RecordedSteps": "omni_actors.worker.engines.autoregressive.graphs:RecordedSteps",
+        "RecordedSteps": "omni_actors.worker.engines.autoregressive.graphs:CapturedSteps",
         "TableAttention": "omni_actors.worker.engines.autoregressive.graphs:TableAttention",
-        "RecordedRows": "omni_actors.worker.engines.autoregressive.graphs:RecordedRows",
+        "RecordedRows": "omni_actors.worker.engines.autoregressive.graphs:CapturedRows",
     },
 )
