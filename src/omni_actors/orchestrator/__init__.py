@@ -1,4 +1,4 @@
-"""Admission, the request record and its advancement, drain."""
+"""The orchestrator: admission, the records of requests and their advancement, recovery, and drain."""
 
 from omni_actors.orchestrator.orchestrator import Orchestrator, StartupError, open_orchestrator
 from omni_actors.orchestrator.request import RequestStream

@@ -1,8 +1,8 @@
-"""Which replicas serve an attempt of a request: one of each of its stages, linked along every edge.
+"""The choice of replicas for an attempt of a request: one of each of its stages, linked along every edge.
 
-A link by TCP may be broken, and not made anew yet, while both its ends live. So with several replicas not every choice
-will do. Usually each stage's pool chooses in its turn among the replicas that those before it have links to, which
-looks at no more than it must. Where that leads nowhere, all combinations are considered.
+A TCP link may be broken, and not made anew yet, while both its ends live, so that with several replicas not every
+choice will do. Usually each stage's pool chooses in its turn among the replicas that the earlier choices have links to,
+which looks at no more than it must. Where these choices lead nowhere, all combinations are considered.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def bind(
         given = assigned.get(name)
         if given is None:
             pool = pools[name]
-            # Who has no choice does not look at what it would depend on.
+            # With a single replica, skip the link check.
             sources = [replicas[edge.source] for edge in part.inputs] if len(pool.replicas) > 1 else ()
             given = pool.bind(request, sources)
         elif not given.live:
@@ -43,8 +43,11 @@ def bind(
 def bind_whole(
     pools: Mapping[str, StagePool], request: Request, graph: Subgraph, assigned: Mapping[str, StageReplica]
 ) -> dict[str, StageReplica] | None:
-    """The same, where one stage after the other has found none: a combination that is linked along every edge, if there
-    is one. Replicas of the request's affinity are pinned rather than others, then the less busy ones."""
+    """Return a combination of replicas that is linked along every edge, or ``None`` if there is none: the fallback
+    where :func:`bind` has found no replicas.
+
+    Replicas that the request's affinity is pinned to come first, then the less busy ones.
+    """
     options: dict[str, Sequence[StageReplica]] = {}
     for part in graph.parts:
         given = assigned.get(name := part.stage.name)
@@ -58,9 +61,12 @@ def bind_whole(
 
 
 def _combination(edges: Sequence[tuple[str, str]], options: Options) -> dict[str, StageReplica] | None:
-    """One option of each stage, such that all are linked: of the first stage with several the first that will do, and
-    so on. What each choice leaves of the others' options is worked out before the next one: without a cycle of edges
-    (of whatever direction) no choice is taken back then."""
+    """Return one option of each stage, such that all are linked.
+
+    Of the first stage with several options the first possible one is taken, and so on. After each choice the remaining
+    options of the other stages are worked out. Where the edges form no cycle (in whatever direction), no choice is ever
+    taken back.
+    """
     left = _linked(edges, options)
     if not all(left.values()):
         return None
@@ -72,8 +78,8 @@ def _combination(edges: Sequence[tuple[str, str]], options: Options) -> dict[str
 
 
 def _linked(edges: Sequence[tuple[str, str]], options: Options) -> Options:
-    """The options that have a link to some option of every neighbour, which has one itself, and so on (Mackworth's arc
-    consistency, AC-1)."""
+    """Return the options that have a link to some option of every neighbour, which in turn has one, and so on
+    (Mackworth's arc consistency, AC-1)."""
     left = dict(options)
     changed = True
     while changed:

@@ -1,4 +1,4 @@
-"""What a request will cost, as far as that can be said before anybody has tokenized it: cheap, and never exact.
+"""The estimated cost of a request, before its prompt is tokenized: cheap, and never exact.
 
 The unit of a stage is its token: of text, or of a codec's frames. By section:
 
@@ -27,23 +27,23 @@ from omni_actors.protocol.params import Prompt, Sampling, Speech
 from omni_actors.protocol.request import Event, MediaChunk, Request, TextDelta
 
 CHARACTERS_PER_TOKEN = 4
-"""Of English text, with the vocabularies of today's models; most other languages have fewer."""
+"""Characters per token of English text, with the vocabularies of today's models; most other languages have fewer."""
 
 MEDIA_TOKENS_S = 25
-"""Tokens per second of audio and video: between the 12.5 and 50 of the families that are served."""
+"""Tokens per second of audio and video: between the 12.5 and 50 of the model families that are served."""
 
 IMAGE_TOKENS = 576
-"""Of a picture of 672 × 672 with one token per 28 × 28 pixels."""
+"""Tokens of a picture of 672 × 672 pixels, with one token per 28 × 28 pixels."""
 
 ANSWER_TOKENS = 256
-"""Of an answer whose length nobody has bounded."""
+"""Tokens of an answer without a bound on its length."""
 
 TEXT_OVERHEAD = 64
 """Bytes that a delta, or one of its logprobs, takes beside its text and tokens."""
 
 
 def tokens_of(request: Request, part: StagePart) -> int:
-    """Estimated tokens, prompt and answer, that the request brings to one stage; at least 1."""
+    """Return the estimated tokens, prompt and answer, that the request brings to one stage; at least 1."""
     found = 0
     for name in part.sections:
         section = request.params.get(name)
@@ -63,7 +63,8 @@ def tokens_of(request: Request, part: StagePart) -> int:
 
 
 def size_of(value: Any) -> int:
-    """About how many bytes the texts and numbers in a value hold: one per character, eight per number or list."""
+    """Return about how many bytes the texts and numbers in a value hold: one per character, eight per number or
+    list."""
     size = 0
     todo = [value]  # a client may nest deeper than Python's stack
     while todo:

@@ -1,4 +1,5 @@
-"""Facts that workers have told of their models, held against a request before anything is done for it."""
+"""The check of a request against the facts that workers have reported of their models, before any work is done for
+it."""
 
 from __future__ import annotations
 
@@ -11,18 +12,18 @@ from omni_actors.protocol.request import Request
 
 
 def check_known(request: Request, facts: Mapping[str, Any], sections: Collection[str]) -> None:
-    """Raise what a stage is sure to say of a request, by the facts that its worker has told.
+    """Raise the error that a stage is certain to raise for a request, by the facts that its worker has reported.
 
-    The stage itself says it too, of every request. Here it is said before media are decoded or fetched for nothing.
+    The stage checks the same of every request. The check here comes before media are decoded or fetched in vain.
 
     Args:
         request: The request; its media may still be missing.
         facts: ``vocab_size``, ``max_model_len`` (tokens), ``longest_token`` (characters) and ``reserved_variables``
-            (names that a chat template's variables cannot have). What is not among them is not checked.
+            (names that a chat template's variables cannot have). A fact that is missing is not checked.
         sections: Names of the sections that the stage reads.
 
     Raises:
-        OmniError: Status 400, ``param`` is the field.
+        OmniError: Status 400, with the field as ``param``.
     """
     sampling, prompt = (request.params.get(it) if it in sections else None for it in ("sampling", "prompt"))
     context, size = facts.get("max_model_len"), facts.get("vocab_size")
@@ -50,7 +51,7 @@ def _too_long(context: int, why: str) -> OmniError:
 
 
 def _length(message: Mapping[str, Any]) -> int:
-    """The characters of a message's texts."""
+    """Return the number of characters in a message's texts."""
     content = message.get("content")
     if isinstance(content, str):
         return len(content)

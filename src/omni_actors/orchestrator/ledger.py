@@ -1,8 +1,8 @@
-"""What a request's stages have reported over all its attempts: what a new attempt starts from, and does not repeat.
+"""The ledgers of a request: the reports of its stages over all attempts, from which a new attempt starts.
 
-Two kinds of stage differ (:attr:`~omni_actors.pipelines.declaration.Stage.recovery`). One that takes up a *prefix* gets
-back what it chose before, and goes on behind that. One that *replays* computes all of it again: what the client has of
-it by then is left out here, by counting.
+Two kinds of stage differ (:attr:`~omni_actors.pipelines.declaration.Stage.recovery`). A stage that takes up a *prefix*
+gets back the tokens that it chose before, and goes on behind them. A stage that *replays* computes everything again;
+the output that the client has by then is left out here, by counting.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from omni_actors.protocol.request import MediaChunk, TextDelta
 
 
 class Diverged(Exception):
-    """A new attempt did not say again what the client has already, so that its output cannot go on behind that."""
+    """The error of a new attempt that did not repeat the output which the client has already, so that its output cannot
+    go on behind that."""
 
 
 class _Text:
-    """One choice of a stage that replays, in characters and tokens: what the client has, and where this attempt is."""
+    """The text of one choice of a stage that replays, in characters and tokens: how much the client has, and how far
+    the present attempt is."""
 
     __slots__ = ("at", "at_token", "ended", "told", "told_tokens")
 
@@ -29,7 +31,7 @@ class _Text:
         self.ended = False
 
     def cut(self, delta: TextDelta) -> TextDelta | None:
-        """What of a delta is new to the client."""
+        """Return the part of a delta that is new to the client."""
         begin, begin_token = self.at, self.at_token
         self.at += len(delta.text)
         self.at_token += len(delta.token_ids)
@@ -52,7 +54,7 @@ class _Text:
 
 
 class StageLedger:
-    """Of one stage of one request."""
+    """The ledger of one stage of one request."""
 
     __slots__ = ("_at", "_data", "_recovery", "_texts", "_tokens", "delivered")
 
@@ -63,15 +65,15 @@ class StageLedger:
         self._texts: dict[int, _Text] = {}
         self._at = 0
         self.delivered = 0
-        """Units of media that the client has: samples per channel of audio, bytes of anything else."""
+        """Units of media that the client has: samples per channel of audio, bytes of any other modality."""
 
     @property
     def told(self) -> bool:
-        """Whether the client has anything of this stage."""
+        """Whether the client has any output of this stage."""
         return bool(self.delivered or self._texts or any(self._tokens))
 
     def text(self, delta: TextDelta) -> TextDelta | None:
-        """Take note of a delta. Returns what the client is to get of it."""
+        """Note a text delta. Returns the part that the client is to get."""
         if self._recovery == "prefix":
             self._choice(delta.index).extend(delta.token_ids)
             return delta
@@ -81,7 +83,8 @@ class StageLedger:
         return text.cut(delta)
 
     def media(self, chunk: MediaChunk) -> MediaChunk | None:
-        """The same for a piece of media. Raises :class:`Diverged` when it leaves a gap."""
+        """Note a piece of media. Returns the part that the client is to get. Raises :class:`Diverged` when the piece
+        leaves a gap."""
         meta = chunk.meta
         frame = 2 * meta["channels"] if chunk.modality == "audio" else 1
         begin = meta.get("start", self._at)
@@ -96,19 +99,19 @@ class StageLedger:
         return msgspec.structs.replace(chunk, data=data) if data else None
 
     def note(self, entry: Ledger) -> None:
-        """Take note of what the stage chose without telling the client."""
+        """Note tokens or data that the stage chose without sending them to the client."""
         if entry.tokens:
             self._choice(entry.index).extend(entry.tokens)
         self._data += entry.data
 
     def done(self) -> None:
-        """The stage has said everything. Raises :class:`Diverged` when that is less than the client has. (One that may
-        begin behind what is delivered, and finds nothing there, says nothing.)"""
+        """Check a stage that is done. Raises :class:`Diverged` when the attempt produced less than the client has. (A
+        stage that may begin behind the delivered output, and has nothing to add, reports nothing.)"""
         if 0 < self._at < self.delivered or any(text.at < text.told for text in self._texts.values()):
             raise Diverged
 
     def again(self) -> tuple[Prefix | None, int]:
-        """A new attempt begins: what its Submit says, as ``prefix`` and ``delivered``."""
+        """Begin a new attempt. Returns the ``prefix`` and ``delivered`` of its Submit."""
         self._at = 0
         for text in self._texts.values():
             text.at = text.at_token = 0

@@ -25,8 +25,8 @@ from omni_actors.stages.replica import StageReplica
 log = logging.getLogger("omni_actors.orchestrator")
 
 _BATCH_ABOVE = 4
-"""With more requests than this in flight, frames of one turn of the loop share a write; below it each goes at once,
-since a wake-up more would cost a lone request more latency than the write saves."""
+"""Requests in flight above which the frames of one turn of the loop share a write. With fewer requests each frame goes
+at once, since one more wake-up would cost a lone request more latency than the shared write saves."""
 
 
 class RequestLifecycle:
@@ -59,7 +59,8 @@ class RequestLifecycle:
     # ---- what a record tells its owner
 
     async def admit(self, record: RequestStream) -> None:
-        """Wait until the request may run, and begin its first attempt. No checkpoint where it may run at once."""
+        """Wait until the request may run, and begin its first attempt. No checkpoint where the request may run at
+        once."""
         request = record.request
         limits = self.plan.limits
         graph = subgraph(self.plan, request.task, request.inputs, request.outputs)
@@ -168,8 +169,8 @@ class RequestLifecycle:
             replica.submit(key, record, data, later=later)
 
     def _attempt(self, record: RequestStream, assigned: Mapping[str, StageReplica]) -> None:
-        """Begin another attempt of a request, with its stages on the assigned replicas where there are any. Raises
-        ``stage_unavailable``, and what else speaks against the attempt."""
+        """Begin another attempt of a request, on the assigned replicas where there are any. Raises
+        ``stage_unavailable``, and any other reason against the attempt."""
         graph = record.subgraph
         assert graph is not None
         key = next(self._keys)
@@ -189,8 +190,8 @@ class RequestLifecycle:
         record.fail(deadline_exceeded().info)
 
     def _overdue(self, record: RequestStream) -> None:
-        """Kill the workers that do not release a request that is over: they do not listen any more. A worker whose
-        output goes to such a worker may only be waiting for that one, and gets as long again."""
+        """Kill the workers that do not release a request that is over: they no longer listen. A worker whose output
+        goes to such a worker may only be waiting for it, and gets the same time again."""
         assert record.subgraph is not None
         replicas = [replica for pool in self._pools.values() for replica in pool.replicas]
         holding = [replica for replica in replicas if record in replica.requests.values()]

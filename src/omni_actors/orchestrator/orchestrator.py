@@ -1,8 +1,9 @@
-"""The orchestrator: admits requests, binds them to replicas, and knows when they are complete.
+"""The orchestrator: it admits requests, binds them to replicas, and notices when they are complete.
 
-It never sees a tensor and never acts per chunk: at admission it tells every stage of the request's subgraph what to do
-and where to send its output; from then on data flows from worker to worker, and the record advances on what the
-workers report.
+The orchestrator never sees a tensor and never acts per chunk. At admission it tells every stage of the request's
+subgraph what to do and where to send its output. From then on data flows from worker to worker, and the request's
+record advances on the reports of the workers. The requests themselves are in
+:mod:`~omni_actors.orchestrator.lifecycle`; this module has the deployment: pools, links, health, start and end.
 """
 
 from __future__ import annotations
@@ -38,15 +39,16 @@ _DRAINING = ErrorInfo(message="The server is shutting down.", type="unavailable_
 
 
 COUNTERS_S = 1.0
-"""What a worker gets to say its counters; without them a scrape gives those of the others."""
+"""Seconds that a worker has to report its counters; without them a scrape shows those of the other workers."""
 
 
 class StartupError(OmniError):
-    """A stage's first start failed: the deployment cannot serve."""
+    """The error of a deployment that cannot serve, because the first start of a stage failed."""
 
 
 class Orchestrator:
-    """Made by :func:`open_orchestrator`. Everything public may be called from any task of its trio loop."""
+    """A deployment, made by :func:`open_orchestrator`. Public methods may be called from any task of the orchestrator's
+    trio loop."""
 
     def __init__(self, plan: Plan, launcher: Launcher, root: Supervisor, *, log_level: str = "INFO") -> None:
         self.plan = plan
@@ -77,7 +79,7 @@ class Orchestrator:
         self.admission = self.requests.admission
         self.recovery = self.requests.recovery
         self.control = Control(self.pools, plan.limits, self.recovery.replica_ready)
-        """What an operator does to replicas."""
+        """The commands of an operator to replicas."""
         self._wiring = Wiring(plan, self.pools)
         self._ids = itertools.count(1)
         self._run_id = secrets.token_hex(4)
@@ -101,7 +103,7 @@ class Orchestrator:
         return self.requests.vacant
 
     def subgraph(self, request: Request) -> Subgraph:
-        """What a request needs. Raises the client's mistake (400)."""
+        """Return the stages that a request needs. Raises the client's mistake (400)."""
         return subgraph(self.plan, request.task, request.inputs, request.outputs)
 
     def reject_early(self, outline: Request, *, priority_may_drop: bool) -> None:
@@ -120,7 +122,8 @@ class Orchestrator:
                 check_known(outline, self._facts(part.stage.name), part.sections)
 
     def _facts(self, stage: str) -> Mapping[str, Any]:
-        """What a worker of a stage has told of its model when it was ready; nothing before the first one was."""
+        """Return the facts that a worker of a stage reported of its model when it became ready; none before the first
+        worker was."""
         return next((replica.info for replica in self.pools[stage].replicas if replica.info), {})
 
     # ---- replicas
@@ -141,7 +144,7 @@ class Orchestrator:
         self.changed.unpark_all()
 
     def health(self) -> dict[str, StageHealth]:
-        """Per stage: live and wanted replicas, states, restarts, last error."""
+        """Return the health of each stage: live and wanted replicas, states, restarts, last error."""
         return {name: pool.health(self._wiring.unlinked_of(pool)) for name, pool in self.pools.items()}
 
     @property
@@ -168,7 +171,7 @@ class Orchestrator:
             await self.changed.park()
 
     def load(self) -> AdmissionLoad:
-        """What is admitted, waits, and was refused."""
+        """Return the requests that are admitted, that wait, and that were refused."""
         return self.admission.load()
 
     def resumes(self) -> ResumeCounts:
@@ -176,7 +179,7 @@ class Orchestrator:
         return self.recovery.counts()
 
     async def counters(self) -> dict[str, list[dict[str, float]]]:
-        """The engines' counters, per stage and replica; a replica that cannot answer gives an empty mapping."""
+        """Return the engines' counters, by stage and replica; a replica that cannot answer has an empty mapping."""
         found: dict[str, list[dict[str, float]]] = {
             name: [{} for _ in pool.replicas] for name, pool in self.pools.items()
         }
@@ -199,8 +202,8 @@ class Orchestrator:
         return await self.requests.media.query(what, args)
 
     async def drain(self, grace_s: float) -> None:
-        """Refuse new requests and those that wait to be admitted, and wait until those in flight are released, at most
-        ``grace_s``; cancel the rest."""
+        """Refuse new and waiting requests, and wait until the requests in flight are released, at most ``grace_s``
+        seconds; fail the others."""
         self.admission.close(_DRAINING)
         with trio.move_on_after(grace_s):
             while self.inflight:
@@ -208,8 +211,8 @@ class Orchestrator:
         self.requests.fail_all(_DRAINING)
 
     async def _stop(self) -> None:
-        """End all requests and all workers, side by side. No worker follows one that ends: a replica that is between
-        two workers ends too."""
+        """End all requests and all workers, side by side. No worker follows one that ends; a replica between two
+        workers ends too."""
         self.admission.close(_DRAINING)
         self.recovery.stopping = True
         self.requests.fail_all(_DRAINING)
@@ -221,8 +224,8 @@ class Orchestrator:
 @asynccontextmanager
 async def open_orchestrator(plan: Plan, *, log_level: str = "INFO") -> AsyncIterator[Orchestrator]:
     """Start every stage of the plan, side by side, and give the orchestrator at once: await
-    :meth:`Orchestrator.wait_ready` before the first request. Leaving the block stops every worker: by message, then
-    SIGTERM, then SIGKILL; when it is cancelled the workers are killed. Nothing is left in any case."""
+    :meth:`Orchestrator.wait_ready` before the first request. Leaving the block stops every worker by message, then
+    SIGTERM, then SIGKILL; on cancellation the workers are killed. No process is left in any case."""
     policy = restart_policy(plan.limits)
     async with open_launcher() as launcher, open_supervisor("omni", restarts=policy) as root:
         orchestrator = Orchestrator(plan, launcher, root, log_level=log_level)

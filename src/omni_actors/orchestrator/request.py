@@ -28,8 +28,8 @@ from omni_actors.orchestrator.owner import RequestObserver, RequestOwner
 from omni_actors.orchestrator.permits import Permit
 from omni_actors.orchestrator.streamed_input import StreamedInput
 from omni_actors.pipelines.subgraph import Subgraph
-from omni_actors.protocol.codec import FrameTooLarge, frame
-from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request, not_resumable, too_large
+from omni_actors.protocol.codec import frame
+from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request, not_resumable
 from omni_actors.protocol.frames import Feed, Ledger
 from omni_actors.protocol.request import Completed, Event, MediaChunk, Request, StageDone, TextDelta, Usage
 from omni_actors.protocol.states import RequestState, advance
@@ -44,11 +44,10 @@ _CHECKPOINT_EVERY = 64
 
 
 class RequestStream:
-    """One request: enter it to admit, iterate it for its events, leave it to be done with it.
+    """A request and its record: enter it to be admitted, iterate over its events, leave it to end it.
 
-    ``async with orchestrator.open(request) as stream`` waits while there is no room for the request, and raises
-    :class:`OmniError` when it is refused. Leaving the block before the end, by whatever way, cancels what is left
-    everywhere; that neither waits nor can be interrupted.
+    Entering waits while there is no capacity for the request, and raises :class:`OmniError` if the request is refused.
+    Leaving before the end cancels the rest of the request everywhere; leaving neither waits nor can be interrupted.
     """
 
     def __init__(
@@ -62,24 +61,24 @@ class RequestStream:
     ) -> None:
         self.id = id
         self.number = -1
-        """Its identity inside, from admission on."""
+        """The request's number inside the orchestrator, from admission on."""
         self.key = NO_ATTEMPT
-        """The present attempt's."""
+        """The key of the present attempt."""
         self.request = request
         self.state = RequestState.NEW
         self.admitted_at = 0.0
         self.deadline = math.inf
-        """Trio time at which it has to be over."""
+        """Trio time at which the request has to be over."""
         self.usage: dict[str, Usage] = {}
         self.permit: Permit | None = None
         """The capacity that the request holds, from admission on."""
         self.subgraph: Subgraph | None = None
         self.replicas: dict[str, StageReplica] = {}
-        """Of the present attempt."""
+        """The replicas of the present attempt, by stage."""
         self.ledgers: dict[str, StageLedger] = {}
-        """Of the stages that have reported anything."""
+        """The ledgers of the stages that have reported anything."""
         self.sections: Mapping[str, msgspec.Raw] = {}
-        """The request's parameters, as stages get them."""
+        """The request's parameters, as the stages get them."""
         self.media_incarnation = 0
         """The incarnation of the media process that holds the request's media."""
         self.crash_history: CrashHistory | None = None
@@ -105,17 +104,13 @@ class RequestStream:
     async def __aenter__(self) -> Self:
         if self.state is not RequestState.NEW:
             raise RuntimeError("a request can be entered only once; open another request")
-        observer = self._observer
         try:
             await self._owner.admit(self)
         except BaseException as error:
-            if observer is not None:
-                if isinstance(error, Exception):
-                    observer.failed()
-                observer.left()
+            self._report_left(error)
             raise
-        if observer is not None:
-            observer.admitted()
+        if self._observer is not None:
+            self._observer.admitted()
         return self
 
     async def __aexit__(
@@ -126,16 +121,17 @@ class RequestStream:
             self._end(RequestState.CANCELLED)
             self._abort()
         self._events.clear()
-        if self._observer is not None:
-            if isinstance(value, Exception):
-                self._observer.failed()
-            self._observer.left()
+        self._report_left(value)
 
     async def receive(self) -> Event:
-        """The next event; the last one is :class:`Completed`. Raises :class:`OmniError` if the request failed and
-        :class:`trio.EndOfChannel` after the end (or when the block is left meanwhile),
-        :class:`trio.BusyResourceError` while another task receives, and :class:`RuntimeError` for a request that has
-        not been entered. If cancelled, no event is lost."""
+        """Wait for the next event and return it; the last one is :class:`Completed`. If cancelled, no event is lost.
+
+        Raises:
+            OmniError: The request failed.
+            trio.EndOfChannel: The last event has been received, or the block was left meanwhile.
+            trio.BusyResourceError: Another task receives.
+            RuntimeError: The request has not been entered.
+        """
         self._received += 1
         if not self._events or self._received % _CHECKPOINT_EVERY == 0:
             await self._wait()
@@ -146,8 +142,7 @@ class RequestStream:
         return event
 
     async def peek(self) -> Event:
-        """Wait for the next event and return it, leaving it to be received. Raises what :meth:`receive` raises, which
-        is how a caller learns of a failure before the first event."""
+        """Return the next event as :meth:`receive` does, with the same errors, but leave the event in place."""
         if not self._events:
             await self._wait()
         event = self._events[0]
@@ -165,7 +160,7 @@ class RequestStream:
 
     @property
     def waiting(self) -> bool:
-        """Whether :meth:`receive` has an event at once."""
+        """Whether :meth:`receive` would return an event at once."""
         return bool(self._events)
 
     def __aiter__(self) -> Self:
@@ -180,8 +175,8 @@ class RequestStream:
     async def feed(self, modality: str, kind: str, meta: dict[str, Any] | None, *, end: bool = False) -> None:
         """Give the running request more input of a modality whose entry is a port.
 
-        Waits while :data:`~omni_actors.orchestrator.streamed_input.MAX_UNCONSUMED` pieces are not consumed. A request
-        that is over drops the input. After ``end`` more input is the caller's mistake (400).
+        Waits while too many pieces are not consumed (:attr:`StreamedInput.full`). A request that is over drops the
+        input. After ``end`` more input is the caller's mistake (400).
         """
         assert self.subgraph is not None
         entry = self.subgraph.entries.get(modality)
@@ -190,21 +185,13 @@ class RequestStream:
         given = self.streamed_input
         if given is None:
             given = self.streamed_input = StreamedInput()
-        if modality in given.ended:
-            raise invalid_request(f"Input '{modality}' of this request has ended.", "input")
-        if end:
-            given.ended.add(modality)
+        given.check_open(modality, end=end)
         while self.state.live and given.full:
             await given.moved.park()
         await trio.lowlevel.checkpoint()
         if not self.state.live:
             return
-        piece = Feed(self.key, entry.port, kind, meta, end)
-        try:
-            data = frame(piece)
-        except FrameTooLarge as error:
-            raise too_large(f"The input is too large: {error}.", "input") from None
-        given.keep(entry.stage.name, piece, len(data))
+        data = given.keep(entry.stage.name, Feed(self.key, entry.port, kind, meta, end))
         if self.key != NO_ATTEMPT:
             self.replicas[entry.stage.name].send(data)
 
@@ -280,7 +267,7 @@ class RequestStream:
     # ---- inside
 
     def admit(self, number: int, subgraph: Subgraph, permit: Permit, now: float, deadline: float) -> None:
-        """It may run."""
+        """Note that the request is admitted."""
         self.number = number
         self.permit = permit
         self.subgraph = subgraph
@@ -289,14 +276,14 @@ class RequestStream:
         self.deadline = deadline
 
     def begin(self, key: int, replicas: dict[str, StageReplica]) -> None:
-        """An attempt is bound: every stage of the subgraph is about to get its Submit."""
+        """Note that an attempt is bound: every stage of the subgraph is about to get its Submit."""
         self.key = key
         self.replicas = replicas
         self._undone = len(replicas)
         self._unreleased += len(replicas)
 
     def suspend(self) -> None:
-        """The present attempt is over, and what still comes of it is nobody's. Another may begin."""
+        """End the present attempt: later reports about it change nothing. Another attempt may begin."""
         self._abort()
         self.key = NO_ATTEMPT
         self.replicas = {}
@@ -305,13 +292,13 @@ class RequestStream:
             self.streamed_input.begin_again()
 
     def feed_again(self) -> None:
-        """Give a new attempt the input that came by :meth:`feed`."""
+        """Give a new attempt the input that the caller has fed so far."""
         for stage, piece in () if self.streamed_input is None else self.streamed_input.kept:
             self.replicas[stage].send(frame(msgspec.structs.replace(piece, key=self.key)))
 
     @property
     def resume_obstacle(self) -> str | None:
-        """The stage on account of which no other attempt can go on where this one was, if there is one."""
+        """The stage whose output or input keeps another attempt from going on where this one was, if there is one."""
         assert self.subgraph is not None
         for part in self.subgraph.parts:
             ledger = self.ledgers.get(part.stage.name)
@@ -327,7 +314,7 @@ class RequestStream:
         return ledger
 
     def _progress(self, replica: StageReplica) -> None:
-        """Tell the owner of a report that is awaited since a death."""
+        """Tell the owner of a report that has been awaited since a death."""
         if self.crash_history is not None and self.crash_history.awaited_since:
             self._owner.stage_progressed(self, replica)
 
@@ -368,17 +355,24 @@ class RequestStream:
         self._settle()
 
     def _settle(self) -> None:
-        """Once it is over and every stage of every attempt has let go or died, it is released."""
+        """Release a request that is over, once every stage of every attempt has released it or died."""
         if not self._unreleased and self.state.terminal:
             self.state = advance(self.state, RequestState.RELEASED)
             self._owner.released(self)
+
+    def _report_left(self, error: BaseException | None) -> None:
+        if self._observer is not None:
+            if isinstance(error, Exception):
+                self._observer.failed()
+            self._observer.left()
 
     def _abort(self) -> None:
         for replica in self.replicas.values():
             replica.abort(self.key)
 
     async def _wait(self) -> None:
-        """Return when an event can be received, after a checkpoint. Raises what there is to raise instead."""
+        """Return when an event can be received, after a checkpoint. Raises the failure, or the end, if there will be no
+        event."""
         if self._task is not None:
             raise trio.BusyResourceError("another task receives from this request")
         if self._events:
@@ -394,7 +388,7 @@ class RequestStream:
             raise OmniError(self._error)
         if self.state is RequestState.NEW:
             raise RuntimeError("enter the request first: 'async with omni.open(request) as stream:'")
-        raise trio.EndOfChannel  # also if the block was left in the meantime
+        raise trio.EndOfChannel  # the block may also have been left in the meantime
 
     def _wake(self) -> None:
         if self._task is not None:

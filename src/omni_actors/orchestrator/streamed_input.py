@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import trio
 
+from omni_actors.protocol.codec import FrameTooLarge, frame
+from omni_actors.protocol.errors import invalid_request, too_large
 from omni_actors.protocol.frames import Feed
 
 KEPT_BYTES = 1 << 20
@@ -38,15 +40,28 @@ class StreamedInput:
         """Whether the next piece has to wait until the worker has consumed more."""
         return self.sent - self.consumed >= MAX_UNCONSUMED
 
-    def keep(self, stage: str, piece: Feed, size: int) -> None:
-        """Keep a piece of ``size`` bytes for another attempt, while all pieces together are not too much."""
+    def check_open(self, modality: str, *, end: bool) -> None:
+        """Raise the caller's mistake (400) if the input of a modality has ended, and note whether it ends now."""
+        if modality in self.ended:
+            raise invalid_request(f"Input '{modality}' of this request has ended.", "input")
+        if end:
+            self.ended.add(modality)
+
+    def keep(self, stage: str, piece: Feed) -> bytes:
+        """Return the frame of a piece, and keep the piece for another attempt, while all pieces together are not more
+        than :data:`KEPT_BYTES`. Raises 413 for a piece that is too large for a frame."""
+        try:
+            data = frame(piece)
+        except FrameTooLarge as error:
+            raise too_large(f"The input is too large: {error}.", "input") from None
         self.sent += 1
-        self._bytes += size
+        self._bytes += len(data)
         if self._bytes > KEPT_BYTES:
             self.lost_for = stage
             self.kept.clear()
         if self.lost_for is None:
             self.kept.append((stage, piece))
+        return data
 
     def consume(self, count: int) -> None:
         """Note that the present attempt has consumed ``count`` pieces in all."""

@@ -1,4 +1,4 @@
-"""What the workers are told of a request when an attempt begins."""
+"""The Submit frames by which an attempt of a request begins in the workers."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ from omni_actors.stages.replica import StageReplica
 
 
 def sections_of(request: Request, declared: Sequence[Parameter] = ()) -> dict[str, msgspec.Raw]:
-    """The request's parameters as stages get them, the same in every attempt: a seed that the caller leaves open is
-    drawn here, and of the family's ``declared`` ones those that it leaves out get their defaults. Raises the client's
-    mistake when a value cannot be sent, or is none that the family takes."""
+    """Return the request's parameters as stages get them, the same in every attempt.
+
+    A seed that the caller leaves open is drawn here. Of the ``declared`` parameters of the model family, the ones that
+    the caller leaves out get their defaults. Raises the client's mistake (400) when a value cannot be sent, or is not
+    one that the family takes.
+    """
     params = request.params
     if declared:
         params = {**params, SECTION: complete(declared, params.get(SECTION) or {})}
@@ -41,8 +44,8 @@ def sections_of(request: Request, declared: Sequence[Parameter] = ()) -> dict[st
 def submits_of(
     record: RequestStream, key: int, graph: Subgraph, replicas: dict[str, StageReplica], budget_s: float
 ) -> list[tuple[StageReplica, bytes]]:
-    """What each replica is to be told, consumers first: a chunk then seldom meets a worker that does not know its
-    request yet. Raises 413 for what is too much for a frame."""
+    """Return the Submit frame of each replica, consumers first, so that a chunk seldom meets a worker that does not
+    know its request yet. Raises 413 for a request that is too large for a frame."""
     submits, sections, ledgers = [], record.sections, record.ledgers
     try:
         for part in reversed(graph.parts):
@@ -66,7 +69,8 @@ def submits_of(
 
 
 def _link(replica: StageReplica, other: StageReplica) -> int:
-    """The link between two replicas that live. Raises ``stage_unavailable`` while it is being made anew."""
+    """Return the id of the link between two live replicas. Raises ``stage_unavailable`` while the link is being made
+    anew."""
     try:
         return replica.links[other.stage.name, other.index]
     except KeyError:

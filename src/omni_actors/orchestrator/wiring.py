@@ -1,4 +1,4 @@
-"""Links between workers: made when a replica is ready, and anew when one breaks while both its ends live."""
+"""The links between workers: made when a replica is ready, and made anew when one breaks while both its ends live."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ log = logging.getLogger("omni_actors.orchestrator")
 
 
 class Wiring:
-    """Every live replica has one link to each live replica of the stages that its edges lead to or come from."""
+    """The links of a deployment: every live replica has one link to each live replica of the stages that its edges lead
+    to or come from."""
 
     def __init__(self, plan: Plan, pools: Mapping[str, StagePool]) -> None:
         self._limits = plan.limits
@@ -35,12 +36,13 @@ class Wiring:
         }
         self._by_tcp = {(edge.source, edge.target) for edge in plan.edges if edge.connector == "tcp"}
         self._anew: dict[frozenset[StageReplica], tuple[float, float]] = {}
-        """When the last link between two was made anew, and after what pause."""
+        """For each pair of replicas, the time at which their latest link was made anew, and the pause before it."""
 
     def wire(self, replica: StageReplica) -> None:
-        """A replica is ready: link it to every live replica of its neighbour stages.
+        """Link a replica that is ready to every live replica of its neighbour stages.
 
-        Both ends' frames go out before any Submit that uses the link, on the same ordered channels, so nobody waits.
+        Both ends get their frames before any Submit that uses the link, on the same ordered channels, so that no
+        request waits for a link.
         """
         for name in sorted(self._neighbours[replica.stage.name]):
             for other in self._pools[name].replicas:
@@ -48,14 +50,16 @@ class Wiring:
                     self._link(replica, other)
 
     async def unlinked(self, replica: StageReplica, message: Unlinked) -> None:
-        """A TCP link of this replica is broken. Fail what the break left unfinished, if a death of the other end has
-        not done so in a moment; if that lives, make another link, after a pause that grows while links do not last.
+        """Handle a broken TCP link of a replica: fail the requests that the break left unfinished, and make another
+        link.
 
-        Runs within the life of the replica that said so: with that the link is over in any case.
+        The requests fail after a moment, unless the death of the other end has failed them by then. If the other end
+        lives, the new link follows after a pause, which grows while links do not last. This runs within the incarnation
+        of the replica that reported the break: when the incarnation ends, the link is over in any case.
         """
         other = self._other_end(replica, message.link)
         if other is not None:
-            # No request is admitted to it from here on.
+            # From here on no request is bound to this pair.
             replica.unwire(other, message.link)
             other.unwire(replica, message.link)
         moment_s = self._limits.restart_delay_s
@@ -68,13 +72,13 @@ class Wiring:
         await trio.sleep(pause_s - moment_s)
         if other is None or not replica.live or not other.live:
             return
-        if (other.stage.name, other.index) not in replica.links:  # one of them may have begun another life meanwhile
+        if (other.stage.name, other.index) not in replica.links:  # one of them may have a new worker meanwhile
             log.warning("the link between %s and %s was broken and is made anew", replica.name, other.name)
             self._anew[frozenset((replica, other))] = (trio.current_time(), pause_s)
             self._link(replica, other)
 
     def unlinked_of(self, pool: StagePool) -> tuple[str, ...]:
-        """The neighbour stages that are live, and that no live replica of this stage has a link to."""
+        """Return the live neighbour stages that no live replica of this stage has a link to."""
         live = [replica for replica in pool.replicas if replica.live]
         linked = {name for replica in live for name, _index in replica.links}
         return tuple(
@@ -87,7 +91,7 @@ class Wiring:
         link = next(self._ids)
         for source, target in ((one, two), (two, one)):
             if (source.stage.name, target.stage.name) in self._by_tcp:
-                assert target.address is not None, "a worker with input by TCP says where it is called"
+                assert target.address is not None, "a worker with input by TCP reports its address"
                 secret = secrets.token_bytes(SECRET_BYTES)
                 target.wire(link, source, TcpEnd(secret))
                 source.wire(link, target, TcpEnd(secret, target.address))
@@ -103,7 +107,7 @@ class Wiring:
         return None
 
     def _pause_s(self, one: StageReplica, two: StageReplica) -> float:
-        """The pause before the next link between these two: longer while links do not last."""
+        """Return the pause before the next link between two replicas, in seconds: longer while links do not last."""
         first, cap = self._limits.restart_delay_s, self._limits.restart_delay_max_s
         at, pause_s = self._anew.get(frozenset((one, two)), (-math.inf, first))
         return first if trio.current_time() - at > 2 * cap else max(first, min(cap, 2 * pause_s))

@@ -21,12 +21,7 @@ from omni_actors.actors.process import ChildProcess, Death, Launcher
 from omni_actors.actors.ref import ActorRef
 from omni_actors.pipelines.plan import Plan, StagePlan
 from omni_actors.protocol.codec import ProtocolError, frame
-from omni_actors.protocol.errors import (
-    ErrorInfo,
-    stage_died,
-    stage_replaced,
-    stage_unavailable,
-)
+from omni_actors.protocol.errors import ErrorInfo, stage_died, stage_replaced, stage_unavailable
 from omni_actors.protocol.frames import (
     PROTOCOL_VERSION,
     Abort,
@@ -260,11 +255,8 @@ class StageReplica:
         self._changed()
 
     async def stop(self) -> None:
-        """End the worker by message, SIGTERM and SIGKILL, with ``stop_grace_s`` seconds for each to take effect.
-
-        Cancellation kills the worker at once. The owner of the actor must stop the actor too; otherwise another
-        incarnation begins.
-        """
+        """End the worker by message, SIGTERM and SIGKILL, with ``stop_grace_s`` seconds for each to take effect; if
+        cancelled, kill it at once. The pool must stop the actor too, or another incarnation begins."""
         child = self._child
         if child is None or self._channel is None:
             return
@@ -283,21 +275,17 @@ class StageReplica:
         self._changed()
 
     async def restart(self) -> None:
-        """End the worker like :meth:`stop`, so that the next incarnation begins at once and no failure is counted.
-
-        Requests in the worker are told that the worker was replaced. Between two incarnations the call does nothing.
-        The next incarnation is not drained.
-        """
+        """End the worker like :meth:`stop`, so that the next incarnation begins at once and no failure is counted. Its
+        requests are told that the worker was replaced. Between two incarnations the call does nothing. The next
+        incarnation is not drained."""
         if self._child is not None and self.state is not ReplicaState.DRAINING:
             self.restarting = self.replacement_pending = True
             self.drained = False
             await self.stop()
 
     def kill(self, cause: ExitCause | None = None, why: str = "") -> None:
-        """Kill the worker, like a crash: the next incarnation begins after the backoff.
-
-        ``cause`` and ``why`` are recorded as the reason, unless the worker itself reports one.
-        """
+        """Kill the worker, like a crash: the next incarnation begins after the backoff. ``cause`` and ``why`` are
+        recorded as the reason, unless the worker itself reports one."""
         if self._child is not None:
             if cause is not None and self.kill_reason is None:
                 self.kill_reason = cause, ErrorInfo(message=why, stage=self.stage.name)
