@@ -133,6 +133,7 @@ def test_rows_leave_while_the_rest_is_computed(adapter: CausalLM) -> None:
     asked, *rows = two.payloads[0]
     assert asked.meta["ask"] == 133
     assert [p.meta["tokens"] for p in rows] == [32, 32, 32, 32, 5]
+    assert ["handover" in p.meta for p in rows] == [False] * 4 + [True]  # the name that consumers of the edge know
     assert ["logits" in p.tensors for p in rows] == [False] * 4 + [True]
 
 

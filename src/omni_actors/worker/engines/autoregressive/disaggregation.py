@@ -63,7 +63,7 @@ class PrefillResult:
     @property
     def meta(self) -> dict[str, Any]:
         facts = {"cached": self.cached, "continued": self.continued, "most": self.most, "state": self.state.facts}
-        return {"result": facts}
+        return {"handover": facts}
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the parts that are too large for metadata, as the tensors of a payload."""
@@ -79,7 +79,7 @@ class PrefillResult:
     @classmethod
     def of(cls, payload: Payload) -> PrefillResult | None:
         """Return the hand-over in a payload; ``None`` if the payload is not the last one. The tensors are copies."""
-        meta = payload.meta.get("result")
+        meta = payload.meta.get("handover")
         if meta is None:
             return None
         names = [name for name in payload.tensors if name.startswith("state.")]

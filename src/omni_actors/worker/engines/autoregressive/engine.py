@@ -1,9 +1,8 @@
 """The autoregressive engine: continuous batching over a paged KV cache.
 
-One step computes some tokens of every runnable sequence in one pass of the network (:mod:`ar_scheduler` says which),
-samples one token for each sequence that is complete so far, and hands out what is certain of its text. With a role
-(:class:`EngineOptions`) it only does one half of that: see
-:mod:`~omni_actors.worker.engines.autoregressive.disaggregation`.
+One step computes some tokens of every runnable sequence in one pass of the network (:mod:`~.scheduler` says which),
+samples one token for each sequence that is complete so far, and emits the text that is certain. An engine with a role
+(:class:`EngineOptions`) does either the prefill or the decode part of that: see :mod:`~.disaggregation`.
 """
 
 from __future__ import annotations

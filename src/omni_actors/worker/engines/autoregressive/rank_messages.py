@@ -63,7 +63,7 @@ class Copy(msgspec.Struct, tag="copy", array_like=True):
     target: int
 
 
-class ZeroBlocks(msgspec.Struct, tag="zero_blocks", array_like=True):
+class ZeroBlocks(msgspec.Struct, tag="scrub", array_like=True):
     """Make blocks zero."""
 
     blocks: list[int]
