@@ -13,8 +13,8 @@ PYTHON ?= $(shell for p in python3.11 python3 python3.13 python3.12; do \
 	if $$p -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$p; break; fi; done)
 HOST ?= 127.0.0.1
 PORT ?= 8000
-# Tests at a time: each starts several processes of its own.
-JOBS ?= 2
+# Tests at a time: one more than CI has cores, as tests wait for the processes that they start.
+JOBS ?= 3
 N ?= 1000
 T ?= 600
 # A package index that torch alone is installed from, such as PyTorch's own with the builds for the CPU; all the rest

@@ -24,6 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import hypothesis  # noqa: F401  # before pytest_collection_finish: it looks for the owners of trio's random numbers
 import pytest
 import trio
 import trio.testing
