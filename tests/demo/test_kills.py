@@ -129,17 +129,17 @@ def test_the_serving_process_never_loads_torch(server: Server) -> None:
         assert library not in maps, library
 
 
-def test_kill_9_of_the_server_leaves_no_process_and_no_shared_memory(demo_weights: Path, tmp_path: Path) -> None:
+def test_kill_9_of_the_server_leaves_no_process_and_no_shared_memory(server: Server) -> None:
+    """The last test of the module: it ends the server that the others share."""
     before = set(os.listdir("/dev/shm"))
-    with serving(tmp_path) as it:
-        pids = list(it.workers().values())
-        assert len(pids) == 5
-        pending = in_thread(lambda: _lost(it))
-        it.wait_for(lambda: _in_flight(it) >= 1, 10)
-        it.process.kill()
-        it.process.wait(5)
-        assert wait_gone(pids, 2.0) == []
-        assert pending() == "connection lost"
+    pids = list(server.workers().values())
+    assert len(pids) == 5
+    pending = in_thread(lambda: _lost(server))
+    server.wait_for(lambda: _in_flight(server) >= 1, 10)
+    server.process.kill()
+    server.process.wait(5)
+    assert wait_gone(pids, 2.0) == []
+    assert pending() == "connection lost"
     assert set(os.listdir("/dev/shm")) <= before
 
 

@@ -69,7 +69,7 @@ class MediaEngine(Engine):
         self._deliveries: dict[int, Delivery] = {}
         self._faults = Faults(hello)
         self._settling: list[int] = []
-        """Questions that are answered when nothing is held."""
+        """The open ``settle`` questions, which are answered when nothing is held for any client."""
         self._formats: tuple[str, ...] = ()
         self._totals = dict.fromkeys(
             (

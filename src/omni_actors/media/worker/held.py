@@ -144,6 +144,8 @@ class Reserve:
 
 @dataclass(slots=True)
 class Stream:
+    """An open encoder, with the seconds of audio that it has taken."""
+
     encoder: Encoder
     seconds: float = 0.0
     bytes_per_second: int = 1

@@ -28,7 +28,7 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _WORKING_BYTES = 12
 """Bytes per pixel that decoding holds at once: Pillow's own copies (four each) and the array."""
 _BAND = 1 << 18
-"""Pixels that are copied in one call: what holds the interpreter holds everybody."""
+"""Pixels that one call copies: a copy holds the interpreter, and with the interpreter all other work."""
 _ORIENTATION = 0x0112
 
 
@@ -119,7 +119,7 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _flat(image: Image.Image) -> Image.Image:
-    """RGB: sixteen bits become eight, transparency becomes white."""
+    """Convert an image to RGB of eight bits a channel, with transparency on white."""
     if image.mode.startswith("I"):
         return Image.fromarray(_eight_bits(np.asarray(image))).convert("RGB")
     if not image.has_transparency_data:

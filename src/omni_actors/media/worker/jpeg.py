@@ -10,12 +10,12 @@ import re
 from typing import Protocol
 
 MAX_SCANS = 100
-"""Encoders write one to a dozen."""
+"""Scans of one image, at most. Encoders write one to a dozen scans."""
 
 _MAX_SEGMENTS = 10_000
 _WINDOW = 4096
 _MARKER = re.compile(rb"\xff([^\x00\xff\xd0-\xd7])")
-"""Not a byte of compressed data that is 0xFF by chance (a zero follows it), and no restart within a scan."""
+"""A marker: neither a restart within a scan, nor a 0xFF of compressed data, which a zero follows."""
 _START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
 _WITHOUT_LENGTH = (0x01, 0xD8)
 
@@ -50,7 +50,7 @@ def is_endless(file: File) -> bool:
 
 
 def _next_marker(file: File, at: int) -> int:
-    """Where the next marker is from ``at`` on, or the end of the file."""
+    """Return the place of the next marker from ``at`` on, or the end of the file."""
     while True:
         file.seek(at)
         window = file.read(_WINDOW)
@@ -62,5 +62,5 @@ def _next_marker(file: File, at: int) -> int:
 
 
 def is_endless_frame(data: bytes) -> bool:
-    """The same of one frame of a video."""
+    """Whether one frame of a video is a JPEG of more than :data:`MAX_SCANS` scans."""
     return data.count(b"\xff\xda") > MAX_SCANS

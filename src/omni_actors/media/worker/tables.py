@@ -26,7 +26,10 @@ class Held(Generic[T]):
 
 
 def lost(what: str) -> OmniError:
-    """The media process has been replaced, or the thing waited too long: the client's request was right, so 503."""
+    """Return the error for an item that is gone: the media process was replaced, or the item waited too long.
+
+    The client's request was right, so the status is 503.
+    """
     return OmniError(
         ErrorInfo(
             message=f"The {what} is no longer held by the media process; send the request again.",

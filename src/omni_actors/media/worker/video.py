@@ -32,15 +32,15 @@ CODECS = (
     "h264", "hevc", "vp8", "vp9", "libdav1d", "av1", "mpeg4", "mpeg1video", "mpeg2video", "mjpeg", "theora", "h263",
     "msmpeg4", "msmpeg4v2",
 )  # fmt: skip
-"""Decoders of what clients send; hundreds of others stay closed."""
+"""Decoders of the codecs that clients send; the other hundreds of decoders are never opened."""
 
 _MAX_PACKETS = 1_000_000
 _SCAN = 256
-"""Packets that are looked at in one slice (about a millisecond)."""
+"""Packets that one slice examines, in about a millisecond."""
 _MARGIN_S = 1e-3
-"""Timestamps are rounded to their file's clock, which often counts milliseconds."""
+"""Seconds by which timestamps may differ, since timestamps are rounded to the file's clock, often of milliseconds."""
 _GROUP = 2
-"""Frames are a multiple of this where there are so many: models merge pairs."""
+"""The number of sampled frames is a multiple of this where the video has enough frames: models merge pairs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class _Scan:
-    """``times``: when each frame is shown, in seconds from the first one, ascending. ``origin``: the first one's own
-    time, ``None`` when the file does not say (then the frames are counted)."""
+    """The times of a video's frames. ``times``: the time of each frame in seconds from the first frame, ascending.
+    ``origin``: the first frame's own time, ``None`` when the file has no times (then the frames are counted)."""
 
     times: list[float]
     seconds: float
