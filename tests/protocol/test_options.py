@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,13 +11,17 @@ from typing import Any
 import pytest
 from tests.pipelines.builders import plan_of
 
+from omni_actors.pipelines import plugin_check as pipeline_check
 from omni_actors.pipelines.declaration import Pipeline, Stage, Task
 from omni_actors.pipelines.deploy.schema import option_leaf
 from omni_actors.pipelines.explain import settings_builtins
 from omni_actors.pipelines.factory import settings_of
 from omni_actors.pipelines.plan import Plan, PlanError
+from omni_actors.pipelines.planning import platforms
+from omni_actors.platforms import plugin_check as platform_check
 from omni_actors.platforms.cpu import CpuPlatform
 from omni_actors.platforms.platform import default_options, platform_options
+from omni_actors.plugins.subprocess_probe import SubprocessProbe, run_probes
 from omni_actors.protocol.options import Option, defaults_of, filled
 
 OLD: dict[str, Any] = {
@@ -168,3 +173,33 @@ def test_a_wrong_value_and_a_wrong_alias_are_refused_by_the_names_that_were_writ
 
 def test_aliases_are_shown_among_the_keys() -> None:
     assert settings_builtins(settings_of(plan_of(ALIASED)))[BATCH] == "Most at once. Also: max_num_seqs."
+
+
+# --- plug-ins written before there was Option ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("script", "name", "value"),
+    [
+        (platform_check.__file__, "old", "tests.protocol.old_plugins:OldPlatform"),
+        (pipeline_check.__file__, "old-tones", "tests.protocol.old_plugins:PIPELINE"),
+    ],
+)
+def test_an_old_plugin_is_found_sound(script: str, name: str, value: str) -> None:
+    root = str(Path(__file__).parents[2])
+    probe = SubprocessProbe(Path(script), {"name": name, "value": value}, {"PYTHONPATH": root})
+    (answer,) = run_probes([probe], within_s=30)
+    assert not answer.trouble
+    assert "broken" not in answer.value
+
+
+def test_an_old_platform_is_planned_for_and_its_options_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.warns(DeprecationWarning, match="platform OldPlatform states options_doc"):
+        old: Any = importlib.import_module("tests.protocol.old_plugins").OldPlatform
+    monkeypatch.setattr(platforms, "select", lambda name=None: old() if name == "old" else CpuPlatform())
+    plan = plan_of(ALIASED, "platforms.old.reserved_bytes=5", platform="old")
+    stage = plan.stage("tone")
+    assert stage.platform_options == {"peer_access": True, "reserved_bytes": 5, "link": None}
+    assert stage.environment_of(0)["OLD_RESERVED"] == "5"
+    with pytest.raises(PlanError, match="takes true or false"):
+        plan_of(ALIASED, "platforms.old.peer_access=3", platform="old")
