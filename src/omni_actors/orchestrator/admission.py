@@ -1,16 +1,15 @@
-"""Admission: which requests run now, which wait, and which are refused and told when to come back.
+"""Admission: the choice which requests run now, wait, or are refused with a time to come back.
 
-A request runs when every capacity limit on its way has capacity: the limit of the deployment, and that of each stage of
-its subgraph, by requests and (where the stage has such a bound) by estimated tokens. Otherwise the request waits in one
-bounded :class:`~.wait_queue.WaitQueue`, in its caller's task. That costs a few hundred bytes here and nothing in a
-worker. The wait ends by the request's deadline, when its client leaves, when a stage that the request needs is down,
-and when the server drains. When the queue is full too the answer is 429, with a ``Retry-After`` computed from the
-release rates of the limits that the request would have waited for.
+A request runs when every capacity limit on its way has capacity: the limit of the deployment, and the limit of each
+stage in the request's subgraph, by requests and (where the stage has such a bound) by estimated tokens. Otherwise the
+request waits in one bounded :class:`~.wait_queue.WaitQueue`, in the caller's task. Waiting costs a few hundred bytes
+here and nothing in a worker. The wait ends by the request's deadline, when the client leaves, when a needed stage is
+down, and when the server drains. When the queue is full too the answer is 429, with a ``Retry-After`` computed from the
+release rates of the limits on the request's way.
 
-No request overtakes another at a limit. The first request in the queue that needs a limit gets the next capacity there,
-also when it needs more than a request behind it. For a request that waits for several limits longer than
-``priority_ageing_s``, capacity is kept at each limit that has some, so that traffic which needs only one of the limits
-cannot keep the request out for ever.
+No request overtakes another at a limit. The first queued request at a limit gets the next capacity there, also when a
+smaller request waits behind. A request may wait for several limits longer than ``priority_ageing_s``; then free
+capacity is kept for the request at each limit, so that traffic at one limit alone cannot keep the request out for ever.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ RETRY_AFTER_S = (1.0, 60.0)
 
 @dataclass(slots=True, eq=False)
 class PermitWaiter(QueuedRequest):
-    """A request in the queue with the caller's task, which gets either a permit or an error."""
+    """A queued request with the caller's task, and with the permit or the error once one is decided."""
 
     request_class: RequestClass
     tokens: tuple[int, ...] = ()
@@ -55,8 +54,8 @@ class PermitWaiter(QueuedRequest):
 
 
 class Admission:
-    """The admission of one deployment. Everything but :meth:`acquire` is synchronous. ``unavailable`` makes the error
-    for a stage that is down."""
+    """The admission of one deployment. Every method but :meth:`acquire` is synchronous. ``unavailable`` makes the error
+    for a stage without replicas."""
 
     def __init__(self, plan: Plan, unavailable: Callable[[str], OmniError] = stage_unavailable) -> None:
         self._tasks = tuple(plan.tasks)
@@ -83,7 +82,7 @@ class Admission:
     # ---- requests
 
     def try_acquire(self, request: Request, graph: Subgraph) -> Permit | None:
-        """Return a permit if the request may run at once, else ``None``: then :meth:`acquire` says what becomes of the
+        """Return a permit if the request may run at once, else ``None``: :meth:`acquire` then decides about the
         request."""
         kind = self._classes.get((request.task, request.inputs, request.outputs)) or self._class_of(request, graph)
         if self.queue or self._closed is not None:
@@ -105,13 +104,13 @@ class Admission:
         return kind.acquire(tenant, tokens)
 
     async def acquire(self, request: Request, graph: Subgraph, deadline: float) -> Permit:
-        """Wait for the request's turn, and return its permit, which :meth:`release` gives back.
+        """Wait for the request's turn, and return a permit, to be given back by :meth:`release`.
 
-        Returns at once, and then without a checkpoint, where there is capacity. If cancelled, nothing is held.
+        Where there is capacity, the method returns at once and without a checkpoint. If cancelled, nothing is held.
 
         Raises:
             OmniError: There is no capacity and no place in the queue (429); ``deadline`` (trio time) has passed (408);
-                a stage that the request needs is down, or the server drains (503).
+                a needed stage is down, or the server drains (503).
         """
         permit = self.try_acquire(request, graph)
         if permit is None:
@@ -119,11 +118,11 @@ class Admission:
         return permit
 
     def reject_early(self, outline: Request, graph: Subgraph, *, priority_may_drop: bool) -> None:
-        """Raise the error that :meth:`acquire` is certain to raise at once for a request, given a lower bound of what
-        the request needs. The error counts as the request's refusal. Nothing is reserved, and no request is evicted.
+        """Raise the error certain to come from :meth:`acquire` at once, given a lower bound of the request's needs. The
+        error counts as the request's refusal. Nothing is reserved, and no request is evicted.
 
         Args:
-            outline: The request as far as it is known: it needs what ``outline`` needs, or more.
+            outline: The known part of the request. The whole request needs the same or more.
             graph: The subgraph of the outline.
             priority_may_drop: The request may be less urgent than the outline.
         """
@@ -154,8 +153,8 @@ class Admission:
             self._admit_waiting(trio.current_time())
 
     def release_stage(self, permit: Permit, name: str) -> None:
-        """Give back a permit's part of one stage, which has finished with the request. The request goes on in other
-        stages."""
+        """Give back a permit's part of one stage, when the stage has finished with the request. The request goes on in
+        other stages."""
         limit = self.stage_limits[name]
         if limit not in permit.released:
             permit.released += (limit,)
@@ -171,8 +170,8 @@ class Admission:
     # ---- the deployment
 
     def stage(self, name: str, live: int, *, coming: bool) -> None:
-        """Set the number of live replicas of a stage. ``coming``: with no live replica, one is expected in a moment (it
-        is being replaced), so that requests which need the stage may wait. Otherwise these requests are refused."""
+        """Set the number of live replicas of a stage. ``coming``: with no live replica, a replacement is expected in a
+        moment, and requests for the stage may wait. Otherwise these requests are refused."""
         limit = self.stage_limits[name]
         limit.resize(live, coming=coming)
         if not self.queue:
@@ -194,13 +193,13 @@ class Admission:
         return self._closed is not None
 
     def close(self, error: ErrorInfo) -> None:
-        """Refuse all waiting requests, and all that come, with this error."""
+        """Refuse all waiting and future requests with this error."""
         self._closed = error
         for waiter in list(self.queue):
             self._evict(waiter, error, "draining")
 
     def load(self) -> AdmissionLoad:
-        """Return the requests that are admitted, that wait, and that were refused."""
+        """Return the admitted, waiting and refused requests."""
         running = dict.fromkeys(self._tasks, 0)
         for kind in self._classes.values():
             running[kind.task] += kind.running
@@ -218,8 +217,8 @@ class Admission:
     # ---- the queue
 
     def enqueue(self, request: Request, graph: Subgraph) -> PermitWaiter:
-        """Put a request that did not get a permit at once into the queue, and return its place there, which may have
-        its permit already. Raises the refusal."""
+        """Put a request without a permit into the queue, and return the place there, which may have a permit already.
+        Raises the refusal."""
         kind = self._classes.get((request.task, request.inputs, request.outputs)) or self._class_of(request, graph)
         now = trio.current_time()
         self._check(request, kind)
@@ -238,7 +237,7 @@ class Admission:
         return waiter
 
     def withdraw(self, waiter: PermitWaiter) -> None:
-        """Remove a request that does not wait any longer, and admit the requests that it stood in the way of."""
+        """Remove a request at the end of its wait, and admit the requests behind it."""
         self._remove(waiter)
         self._admit_waiting(trio.current_time())
 
@@ -259,7 +258,7 @@ class Admission:
             del self.tenants[tenant]
 
     def _enqueue_tentative(self, request: Request, kind: RequestClass, priority: int, now: float) -> PermitWaiter:
-        """Put a request into the queue, which may be too long then."""
+        """Put a request into the queue, even if the queue is full."""
         waiter = PermitWaiter(kind, priority, request.tenant, now, size_of(request.params))
         waiter.tokens = kind.estimate(request)
         self.queue.enqueue(waiter)
@@ -272,7 +271,7 @@ class Admission:
         return waiter
 
     def _check(self, request: Request, kind: RequestClass) -> None:
-        """Raise a refusal that does not depend on the queue."""
+        """Raise a refusal for a reason outside of the queue."""
         if self._closed is not None:
             self.refused["draining"] += 1
             raise OmniError(self._closed)
@@ -288,7 +287,7 @@ class Admission:
             )
 
     def _queue_full(self, waiter: PermitWaiter, now: float, reason: str) -> ErrorInfo:
-        """Return the refusal of a request that would have to wait, and cannot."""
+        """Return the refusal of a request without a place in the queue."""
         needed, limits = waiter.request_class.limits, self.limits
         wait_s = max(it.wait_s(now) for it in needed if it.rate.since is not None or it is self.deployment_limit)
         if reason == "queue_bytes":
@@ -330,7 +329,7 @@ class Admission:
             self._wake(waiter)
 
     def _next(self, now: float) -> PermitWaiter | None:
-        """Return the request to admit next, if there is capacity for it."""
+        """Return the next request to admit, if there is capacity for one."""
         taken: set[CapacityLimit] = set()
         held: Counter[CapacityLimit] = Counter()
         for waiter in self.queue.heads(now, PermitWaiter.fits):

@@ -15,8 +15,8 @@ RESOLUTION_S = 0.05
 
 
 class Deadlines(Generic[T]):
-    """Items, each with a deadline of its own. :meth:`add` and :meth:`discard` are O(1); :meth:`run` calls ``expire``
-    for each item whose deadline has come."""
+    """Items with a deadline each. :meth:`add` and :meth:`discard` are O(1); :meth:`run` calls ``expire`` for each item
+    at its deadline."""
 
     def __init__(self, expire: Callable[[T], None]) -> None:
         self._expire = expire
@@ -28,7 +28,7 @@ class Deadlines(Generic[T]):
         return sum(map(len, self._slots.values()))
 
     def add(self, item: T, deadline: float) -> int:
-        """Add an item with a deadline on trio's clock. Returns the slot, which :meth:`discard` takes."""
+        """Add an item with a deadline on trio's clock. Returns the slot, for :meth:`discard`."""
         slot = math.ceil(deadline / RESOLUTION_S)
         entries = self._slots.get(slot)
         if entries is None:
@@ -48,7 +48,7 @@ class Deadlines(Generic[T]):
                 del self._slots[slot]
 
     async def run(self) -> None:
-        """Call ``expire`` for items whose deadline has come, until cancelled."""
+        """Call ``expire`` for items at their deadlines, until cancelled."""
         while True:
             self._next = min(self._slots, default=math.inf)
             with trio.CancelScope(deadline=self._next * RESOLUTION_S) as self._scope:
@@ -63,9 +63,9 @@ class Deadlines(Generic[T]):
 
 
 class UniformTimeouts(Generic[T]):
-    """Items with the same timeout, which most of them never reach. :meth:`add` and :meth:`discard` cost one entry of a
-    dictionary, which is in the order of expiry. :meth:`run` calls ``expire`` for each item that was not discarded
-    within ``seconds`` after it was added."""
+    """Items with the same timeout, seldom reached. :meth:`add` and :meth:`discard` cost one entry of a dictionary, in
+    the order of expiry. :meth:`run` calls ``expire`` for each item ``seconds`` after :meth:`add`, unless the item was
+    discarded."""
 
     def __init__(self, seconds: float, expire: Callable[[T], None]) -> None:
         self._seconds = seconds
@@ -78,7 +78,7 @@ class UniformTimeouts(Generic[T]):
         return len(self._until)
 
     def add(self, item: T) -> None:
-        """Add an item that is not among the items. ``expire`` may add the item again."""
+        """Add a new item. ``expire`` may add the item again."""
         until = self._until[item] = trio.current_time() + self._seconds
         if self._next == math.inf:
             self._next = self._scope.deadline = until
@@ -88,7 +88,7 @@ class UniformTimeouts(Generic[T]):
         self._until.pop(item, None)
 
     async def run(self) -> None:
-        """Call ``expire`` for items whose timeout has passed, until cancelled."""
+        """Call ``expire`` for items at their timeouts, until cancelled."""
         while True:
             self._next = next(iter(self._until.values()), math.inf)
             with trio.CancelScope(deadline=self._next) as self._scope:

@@ -1,8 +1,8 @@
-"""The ledgers of a request: the reports of its stages over all attempts, from which a new attempt starts.
+"""The ledgers of a request: the reports of its stages over all attempts, as the start of a new attempt.
 
-Two kinds of stage differ (:attr:`~omni_actors.pipelines.declaration.Stage.recovery`). A stage that takes up a *prefix*
-gets back the tokens that it chose before, and goes on behind them. A stage that *replays* computes everything again;
-the output that the client has by then is left out here, by counting.
+There are two kinds of stage (:attr:`~omni_actors.pipelines.declaration.Stage.recovery`). A *prefix* stage gets back its
+earlier tokens, and goes on behind the last one. A *replay* stage computes everything again; by counting, the ledger
+leaves out the output of earlier attempts.
 """
 
 from __future__ import annotations
@@ -15,35 +15,34 @@ from omni_actors.protocol.request import MediaChunk, TextDelta
 
 
 class Diverged(Exception):
-    """The error of a new attempt that did not repeat the output which the client has already, so that its output cannot
-    go on behind that."""
+    """The error of a new attempt with other output than the client has already, so that the output cannot go on."""
 
 
 class _Text:
-    """The text of one choice of a stage that replays, in characters and tokens: how much the client has, and how far
-    the present attempt is."""
+    """The text of one choice of a replay stage, in characters and tokens: the length at the client, and the position
+    of the present attempt."""
 
-    __slots__ = ("at", "at_token", "ended", "told", "told_tokens")
+    __slots__ = ("at", "at_token", "ended", "sent", "sent_tokens")
 
     def __init__(self) -> None:
-        self.told = self.told_tokens = 0
+        self.sent = self.sent_tokens = 0
         self.at = self.at_token = 0
         self.ended = False
 
     def cut(self, delta: TextDelta) -> TextDelta | None:
-        """Return the part of a delta that is new to the client."""
+        """Return the part of a delta new to the client."""
         begin, begin_token = self.at, self.at_token
         self.at += len(delta.text)
         self.at_token += len(delta.token_ids)
-        if begin == self.told and begin_token == self.told_tokens and not self.ended:  # as in every first attempt
-            self.told, self.told_tokens = self.at, self.at_token
+        if begin == self.sent and begin_token == self.sent_tokens and not self.ended:  # as in every first attempt
+            self.sent, self.sent_tokens = self.at, self.at_token
             self.ended = delta.finish_reason is not None
             return delta
-        skip, skip_tokens = max(0, self.told - begin), max(0, self.told_tokens - begin_token)
+        skip, skip_tokens = max(0, self.sent - begin), max(0, self.sent_tokens - begin_token)
         finish = None if self.ended else delta.finish_reason
         self.ended |= delta.finish_reason is not None
-        self.told = max(self.told, self.at)
-        self.told_tokens = max(self.told_tokens, self.at_token)
+        self.sent = max(self.sent, self.at)
+        self.sent_tokens = max(self.sent_tokens, self.at_token)
         if not skip and not skip_tokens and finish == delta.finish_reason:
             return delta
         text, tokens = delta.text[skip:], delta.token_ids[skip_tokens:]
@@ -68,12 +67,12 @@ class StageLedger:
         """Units of media that the client has: samples per channel of audio, bytes of any other modality."""
 
     @property
-    def told(self) -> bool:
+    def has_output(self) -> bool:
         """Whether the client has any output of this stage."""
         return bool(self.delivered or self._texts or any(self._tokens))
 
     def text(self, delta: TextDelta) -> TextDelta | None:
-        """Note a text delta. Returns the part that the client is to get."""
+        """Note a text delta. Returns the part for the client."""
         if self._recovery == "prefix":
             self._choice(delta.index).extend(delta.token_ids)
             return delta
@@ -83,8 +82,8 @@ class StageLedger:
         return text.cut(delta)
 
     def media(self, chunk: MediaChunk) -> MediaChunk | None:
-        """Note a piece of media. Returns the part that the client is to get. Raises :class:`Diverged` when the piece
-        leaves a gap."""
+        """Note a piece of media. Returns the part for the client. Raises :class:`Diverged` when the piece leaves a
+        gap."""
         meta = chunk.meta
         frame = 2 * meta["channels"] if chunk.modality == "audio" else 1
         begin = meta.get("start", self._at)
@@ -99,15 +98,15 @@ class StageLedger:
         return msgspec.structs.replace(chunk, data=data) if data else None
 
     def note(self, entry: Ledger) -> None:
-        """Note tokens or data that the stage chose without sending them to the client."""
+        """Note tokens or data chosen by the stage and not sent to the client."""
         if entry.tokens:
             self._choice(entry.index).extend(entry.tokens)
         self._data += entry.data
 
     def done(self) -> None:
-        """Check a stage that is done. Raises :class:`Diverged` when the attempt produced less than the client has. (A
-        stage that may begin behind the delivered output, and has nothing to add, reports nothing.)"""
-        if 0 < self._at < self.delivered or any(text.at < text.told for text in self._texts.values()):
+        """Check a finished stage. Raises :class:`Diverged` when the attempt produced less than the client has. (A stage
+        may begin behind the delivered output; with nothing to add, such a stage reports nothing.)"""
+        if 0 < self._at < self.delivered or any(text.at < text.sent for text in self._texts.values()):
             raise Diverged
 
     def again(self) -> tuple[Prefix | None, int]:

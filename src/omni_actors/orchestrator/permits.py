@@ -1,4 +1,4 @@
-"""The permits of admitted requests: what each holds of which capacity limit."""
+"""The permits of admitted requests: the capacity held of each limit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from omni_actors.protocol.request import Request
 
 @dataclass(slots=True, eq=False)
 class RequestClass:
-    """The class of all requests with the same inputs and outputs of a task: they need the same capacity limits."""
+    """The class of all requests with the same inputs and outputs of a task, and so with the same capacity limits."""
 
     task: str
     limits: tuple[CapacityLimit, ...]
@@ -29,7 +29,7 @@ class RequestClass:
         return tuple(tokens_of(request, part) for _, part in self.counted)
 
     def tokens_at(self, limit: CapacityLimit, tokens: tuple[int, ...]) -> int:
-        """Return the part of a request's estimate that counts at a limit; 0 where tokens are not counted."""
+        """Return the request's estimate at a limit; 0 where tokens are not counted."""
         for (counted, _), count in zip(self.counted, tokens, strict=True):
             if counted is limit:
                 return count
@@ -62,7 +62,7 @@ class Permit:
     """Limits of stages that have finished with the request already."""
 
     def release(self, limit: CapacityLimit) -> None:
-        """Give back what is held of one limit."""
+        """Give back the capacity held of one limit."""
         limit.used -= 1
         if self.tokens:
             limit.tokens -= self.request_class.tokens_at(limit, self.tokens)
@@ -70,14 +70,14 @@ class Permit:
             limit.record_release(trio.current_time())
 
     def release_all(self) -> None:
-        """Give back what is still held of all limits."""
+        """Give back the remaining capacity of all limits."""
         self.request_class.running -= 1
         for limit in self.request_class.limits:
             if limit not in self.released:
                 self.release(limit)
 
     def reacquire(self) -> None:
-        """Take again, over the limit if need be, what stages have given back."""
+        """Take again the capacity given back by stages, over the limit if need be."""
         for limit in self.released:
             limit.used += 1
             limit.tokens += self.request_class.tokens_at(limit, self.tokens)

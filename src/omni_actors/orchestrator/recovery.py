@@ -1,12 +1,12 @@
-"""The driver of recovery: it gives the requests of a worker that died another attempt, in all stages of their subgraph.
+"""The driver of recovery: the requests of a dead worker get another attempt, in all stages of their subgraph.
 
-A new attempt begins where the ledgers say that the old one was (:mod:`~omni_actors.orchestrator.ledger`): at once if
-every stage has a live replica, else as soon as one is ready. Stages that live on take part in the attempt like the
-others, under the new key; what they had computed lies in their caches.
+A new attempt begins at the point recorded in the ledgers (:mod:`~omni_actors.orchestrator.ledger`): at once if every
+stage has a live replica, else as soon as a replica is ready. Surviving stages take part in the attempt like the others,
+under the new key, with their earlier results in their caches.
 
-The policy, which requests may resume and which are suspects, is :mod:`~omni_actors.orchestrator.bisection`. The driver
-holds the replicas in quarantine, the requests that wait, and their deadlines. Quarantines of several stages follow one
-another, since each keeps a replica to itself that the suspects of the others may need.
+The policy, about resumes and suspects, is :mod:`~omni_actors.orchestrator.bisection`. The driver holds the quarantined
+replicas, the waiting requests, and their deadlines. Quarantines of several stages follow one another, since each keeps
+a replica to itself, and the suspects of the others may need the replica.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ log = logging.getLogger("omni_actors.orchestrator")
 
 @dataclass(slots=True)
 class _Quarantine:
-    """The tests of one stage's suspects on one replica, which takes no other requests once it is ready."""
+    """The tests of one stage's suspects on one replica, closed to other requests once the replica is ready."""
 
     replica: StageReplica
     suspects: Bisection[RequestStream] = field(default_factory=Bisection)
@@ -88,7 +88,7 @@ class Recovery:
     # ---- what happens to requests and replicas
 
     def stage_lost(self, record: RequestStream, replica: StageReplica, error: ErrorInfo) -> None:
-        """Decide what becomes of a live request that has lost a stage before the stage was done with it."""
+        """Resume or fail a live request after the loss of an unfinished stage."""
         stage = replica.stage.name
         history = record.crash_history = record.crash_history or CrashHistory()
         if self.stopping:
@@ -125,8 +125,8 @@ class Recovery:
                 self._resume(record)
 
     def stage_progressed(self, record: RequestStream, replica: StageReplica) -> None:
-        """Note that a stage has reported something about a request that was in a death: that ends the request's pause,
-        and exonerates the request if it is being tested."""
+        """Note the first report of a stage about a resumed request: the report ends the pause, and exonerates a request
+        under test."""
         history = record.crash_history
         since = None if history is None else history.awaited_since.pop(replica.stage.name, None)
         if since is None:
@@ -140,7 +140,7 @@ class Recovery:
             self._test_next(quarantine)
 
     def request_ended(self, record: RequestStream) -> None:
-        """Forget a request that is terminal: it waits for nothing any more."""
+        """Forget a terminal request, which waits for nothing any more."""
         self._stop_waiting(record)
         accused = record in self._accused
         if accused:
@@ -154,13 +154,13 @@ class Recovery:
                 self._test_next(quarantine)
 
     def request_released(self, record: RequestStream) -> None:
-        """Test the next suspect, if it was this request that was tested: no worker holds it any more."""
+        """Test the next suspect, if the released request was under test: no worker holds the request any more."""
         for quarantine in list(self._quarantines.values()):
             if quarantine.suspects.candidate is record:
                 self._test_next(quarantine)
 
     def attempt_left(self, replica: StageReplica) -> None:
-        """Test the next suspect, if the quarantined replica has fewer requests in it now than may be there at once."""
+        """Test the next suspect, if the quarantined replica has room for one more."""
         quarantine = self._quarantines.get(replica.stage.name)
         if quarantine is not None and quarantine.replica is replica:
             suspects = quarantine.suspects
@@ -168,14 +168,14 @@ class Recovery:
                 self._test_next(quarantine)
 
     def replica_ready(self, replica: StageReplica) -> None:
-        """Let requests go on that wait for a replica: one is ready, and linked."""
+        """Let waiting requests go on: a replica is ready, and linked."""
         quarantine = self._quarantines.get(replica.stage.name)
         if quarantine is not None and quarantine.replica is replica and quarantine is self._under_way:
             self._open(quarantine)
         self.resume_waiting()
 
     def resume_waiting(self) -> None:
-        """Try again to resume the requests that wait for a replica or a link."""
+        """Try again to resume the requests without a replica or a link."""
         for record in list(self._waiting):
             if record in self._waiting:  # else the resume of another one has led to its own
                 self._resume(record)
@@ -183,7 +183,7 @@ class Recovery:
     # ---- resumes
 
     def _resume(self, record: RequestStream) -> None:
-        """Begin another attempt, or wait until that is possible."""
+        """Begin another attempt at once or, while a replica or link is missing, later."""
         assigned = {
             stage: quarantine.replica
             for stage, quarantine in self._quarantines.items()
@@ -208,8 +208,8 @@ class Recovery:
         return self.overdue.add(record, trio.current_time() + self._limits.resume_wait_s)
 
     def _give_up(self, record: RequestStream) -> None:
-        """Fail a request for which no replica came back in time. While suspects are tested there is a replica, so the
-        time of every request that may wait for the end of the tests counts from the start of the latest test."""
+        """Fail a request after too long a wait for a replica. During tests there is a replica, so the time of every
+        request behind the tests counts from the start of the latest test."""
         until = self._tested_at + self._limits.resume_wait_s
         if self._quarantines and until > trio.current_time():
             table = self._accused if record in self._accused else self._waiting
@@ -226,8 +226,8 @@ class Recovery:
     # ---- quarantine
 
     def _accuse(self, record: RequestStream, replica: StageReplica, *, again: bool) -> None:
-        """Let a request be tested on the replica that died with it, once that is back: before the suspects that were
-        not in the worker, if the worker was in quarantine (``again``)."""
+        """Let a request be tested on the dead replica, once the replica is back: before the suspects outside of the
+        worker, if the worker was in quarantine (``again``)."""
         stage = replica.stage.name
         accusing = self._quarantines.get(stage)
         if accusing is None:
@@ -252,7 +252,7 @@ class Recovery:
             self._test_next(quarantine)
 
     def _test_next(self, quarantine: _Quarantine) -> None:
-        """Let the next suspect into the worker, or end the quarantine if none is left."""
+        """Let the next suspect into the worker, or end the quarantine after the last one."""
         replica, suspects = quarantine.replica, quarantine.suspects
         suspects.candidate = None
         count = len(replica.requests) + sum(record in self._waiting for record in suspects.admitted)

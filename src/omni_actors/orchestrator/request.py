@@ -302,7 +302,7 @@ class RequestStream:
         assert self.subgraph is not None
         for part in self.subgraph.parts:
             ledger = self.ledgers.get(part.stage.name)
-            if part.stage.recovery == "none" and ledger is not None and ledger.told:
+            if part.stage.recovery == "none" and ledger is not None and ledger.has_output:
                 return part.stage.name
         return None if self.streamed_input is None else self.streamed_input.lost_for
 

@@ -1,13 +1,12 @@
-"""The queue of requests that wait to be admitted, and the order in which they are.
+"""The queue of requests before admission, and their order.
 
-First by *effective priority*: the priority of a request (a lower number is earlier), less one for every ``ageing_s``
-seconds that the request has waited, so that no priority is starved by the ones before it. Within one priority tenants
-take turns by start-time fair queueing: the virtual start time of a request is one behind that of its tenant's last
-request, and never before the virtual time of the requests that are being served. The requests of one tenant are first
-come, first served.
+The first criterion is the *effective priority*: the priority of a request (a lower number is earlier), less one for
+every ``ageing_s`` seconds of waiting, so that no priority is starved. Within one priority tenants take turns by
+start-time fair queueing: the virtual start time of a request is one behind the tenant's previous request, and never
+before the virtual time of the latest served request. The requests of one tenant are first come, first served.
 
-Requests of one class need the same stages; only the first one of each class can be next. The queue has no bound: it
-says which request is first in each class, and in which order those are.
+Requests of one class need the same stages; only the first request of each class can be next. The queue has no bound:
+the queue gives the first request of each class, and the order among these.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from typing import Generic, TypeVar
 
 @dataclass(slots=True, eq=False)
 class QueuedRequest:
-    """A request in the queue. ``request_class`` stands for the stages that the request needs, ``since`` is the time at
-    which its wait began, ``size`` its size in bytes."""
+    """A queued request. ``request_class`` stands for the needed stages, ``since`` is the start of the wait, ``size``
+    the size in bytes."""
 
     request_class: Hashable
     priority: int
@@ -44,8 +43,8 @@ Q = TypeVar("Q", bound=QueuedRequest)
 
 @dataclass(slots=True, eq=False)
 class _ClassHeap(Generic[Q]):
-    """The requests of one priority and one class, by virtual start time. Requests that are gone are skipped when they
-    come to the front, and swept out once they are most of the heap."""
+    """The requests of one priority and one class, by virtual start time. Removed requests are skipped at the front, and
+    swept out once they are most of the heap."""
 
     heap: list[tuple[int, int, Q]] = field(default_factory=list)
     gone: int = 0
@@ -67,7 +66,7 @@ class _ClassHeap(Generic[Q]):
 
 @dataclass(slots=True, eq=False)
 class _Priority(Generic[Q]):
-    """The requests of one priority. ``virtual_time`` is the virtual start time of the request that was served last;
+    """The requests of one priority. ``virtual_time`` is the virtual start time of the latest served request;
     ``tenants`` has the waiting requests of each tenant, in order."""
 
     classes: dict[Hashable, _ClassHeap[Q]] = field(default_factory=dict)
@@ -81,7 +80,8 @@ class _Priority(Generic[Q]):
 
 
 class WaitQueue(Generic[Q]):
-    """All requests that wait. :meth:`enqueue` and :meth:`remove` are O(log n), :meth:`heads` is O(classes)."""
+    """The waiting requests of a deployment. :meth:`enqueue` and :meth:`remove` are O(log n), :meth:`heads` is
+    O(classes)."""
 
     def __init__(self, ageing_s: float) -> None:
         self.size = 0
@@ -119,7 +119,7 @@ class WaitQueue(Generic[Q]):
         self._count += 1
 
     def remove(self, request: Q, *, served: bool = False) -> None:
-        """Remove a request, which was ``served`` or does not wait any longer. A second call does nothing."""
+        """Remove a request, ``served`` or at the end of its wait. A second call does nothing."""
         if request.gone:
             return
         request.gone = True
@@ -140,10 +140,10 @@ class WaitQueue(Generic[Q]):
                 del self._priorities[request.priority]
 
     def heads(self, now: float, fits: Callable[[Q], bool]) -> list[Q]:
-        """Return the first request of each class, in the order in which they are to be admitted.
+        """Return the first request of each class, in the order of admission.
 
-        A priority ages with its oldest head that ``fits``, if one does: a request for which there is no capacity does
-        not age the others.
+        A priority ages with the oldest head that ``fits``, if there is one: a request without capacity does not age the
+        others.
         """
         found = []
         for priority in self._priorities.values():
@@ -155,11 +155,11 @@ class WaitQueue(Generic[Q]):
         return [request for _, request in found]
 
     def to_evict(self, newcomer: Q, now: float) -> Q:
-        """Return the request to evict when the queue has become too long by ``newcomer``, which is in the queue.
+        """Return the request to evict from a queue made too long by ``newcomer``, which is in the queue.
 
-        That is the last request of the least urgent priority, if its effective priority is behind the newcomer's. Else
-        it is, within the newcomer's priority, the last request of the tenant with the most requests, if that tenant has
-        more than the newcomer's. Else it is the newcomer.
+        The first choice is the last request of the least urgent priority, if the effective priority is behind the
+        newcomer's. The second choice, within the newcomer's priority, is the last request of the tenant with the most
+        requests, if the newcomer's tenant has fewer. Else the newcomer is evicted.
         """
         furthest = max(self._priorities)
         if furthest > newcomer.priority:
