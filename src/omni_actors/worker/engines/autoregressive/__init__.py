@@ -9,10 +9,11 @@ The way of a request:
 
 - ``prompts.py``: requests while their prompts are read; every engine that reads prompts has it, vLLM's too.
 - ``request.py``, ``choice.py``, ``sequence.py``: a request, its answers (``n``), and each one's tokens and cache
-blocks.
+  blocks.
 - ``scheduler.py``: the choice of the next step's tokens.
 - ``step.py``, ``runner.py``: one pass of the network over them, and what happens when it fails.
-- ``sampling.py``, ``detokenize.py``, ``output.py``: the next token, its text, and the output of the engine.
+- ``sampler.py``, ``sampling.py``, ``detokenize.py``, ``output.py``: the next token, its text, and the output of the
+  engine.
 - ``engine.py``: the engine, which puts these together.
 
 Memory and devices:

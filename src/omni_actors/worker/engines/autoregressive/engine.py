@@ -13,15 +13,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
-
 from omni_actors.connectors.payload import Payload
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.request import Usage
 from omni_actors.worker.checks import OutputError
 from omni_actors.worker.collectives import ALONE, Group
 from omni_actors.worker.engine import Engine, Outbox, Work
-from omni_actors.worker.engines.autoregressive.adapter import AutoregressiveAdapter, PromptInput, SampledToken
+from omni_actors.worker.engines.autoregressive.adapter import AutoregressiveAdapter, PromptInput
 from omni_actors.worker.engines.autoregressive.cache import BlockPool
 from omni_actors.worker.engines.autoregressive.capture import capture_steps
 from omni_actors.worker.engines.autoregressive.checks import state_of
@@ -32,8 +30,9 @@ from omni_actors.worker.engines.autoregressive.options import EngineOptions
 from omni_actors.worker.engines.autoregressive.output import emit_outputs
 from omni_actors.worker.engines.autoregressive.prompts import PromptTable
 from omni_actors.worker.engines.autoregressive.ranks import follow, lead
-from omni_actors.worker.engines.autoregressive.request import PromptRequest, keep_logprobs, prompt_text, resume
+from omni_actors.worker.engines.autoregressive.request import PromptRequest, keep_logprobs, resume
 from omni_actors.worker.engines.autoregressive.runner import ModelRunner
+from omni_actors.worker.engines.autoregressive.sampler import Sampler
 from omni_actors.worker.engines.autoregressive.scheduler import Scheduler
 from omni_actors.worker.engines.autoregressive.sequence import ScheduledChunk, Sequence
 from omni_actors.worker.engines.autoregressive.step import IsolatedStep
@@ -67,6 +66,7 @@ class AutoregressiveEngine(Engine):
         self._isolated: IsolatedStep
         self._pool: BlockPool
         self._scheduler: Scheduler
+        self._sampler: Sampler
 
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
         adapter, info = lead(self.hello, self.followers, progress)
@@ -100,6 +100,9 @@ class AutoregressiveEngine(Engine):
         cache = self._runner.cache
         swap = swap_of(cache) if options.role == "decode" else None
         self._scheduler = Scheduler(self._pool, options.max_batch, options.step_tokens, swap)
+        self._sampler = Sampler(
+            self._prompts, self._isolated, self._runner, self._scheduler, self._resume, self._discard_kv
+        )
         if options.role == "prefill":
             self._producer = KVProducer(self.hello, cache)
         elif options.role == "decode":
@@ -223,7 +226,7 @@ class AutoregressiveEngine(Engine):
             self._export(due, output, out)
             self._send(out)
         else:
-            self._deliver(self._sample(due, output, out), out)
+            self._deliver(self._sampler.sample(due, output, out), out)
         return True
 
     def _repeat(self, out: Outbox) -> bool:
@@ -268,84 +271,6 @@ class AutoregressiveEngine(Engine):
             if chunk.sample:
                 due.append((chunk.sequence, row - 1))
         return [it for it in due if it[0].key in self._requests]  # one may have failed by another of its choices
-
-    @torch.inference_mode()
-    def _sample(self, due: list[tuple[Sequence, int]], output: StepOutput, out: Outbox) -> list[Choice]:
-        """Sample a token for each sequence that needs one, and return the choices with a new token."""
-        logits = output.logits
-        picks: list[tuple[Choice, int]] = []
-        ended: list[Choice] = []
-        sources = {row: sequence for sequence, row in due}
-        for row, sequence in sources.items():
-            try:
-                choices = self._due(self._requests[sequence.key], sequence, logits[row : row + 1])
-            except Exception as error:
-                self._prompts.fail(sequence.key, error, out)
-                continue
-            for choice in choices:
-                if choice.limit and choice.finish_reason is None:
-                    picks.append((choice, row))
-                else:
-                    ended.append(choice)
-        for choice in ended:
-            choice.end("length")
-        if not picks:
-            return ended
-        draws = self._isolated.draw(picks, output, sources)
-        for key, failure in draws.failed.items():
-            self._prompts.fail(key, failure, out)
-        for key in {draws.picks[i][0].sequence.key for i in draws.sampled.broken}:
-            self._discard_kv(key, OutputError("logits are not finite"), out)
-        moved: list[Choice] = []
-        drawn: list[SampledToken] = []
-        sampled = zip(draws.picks, draws.sampled.token_ids, draws.sampled.logprobs, strict=True)
-        for (choice, row), token_id, logprob in sampled:
-            key, index = choice.sequence.key, choice.sequence.index
-            if key not in self._requests:
-                continue
-            position = choice.completion_tokens
-            try:
-                choice.push(token_id, logprob)
-            except Exception as error:
-                self._prompts.fail(key, error, out)
-                continue
-            moved.append(choice)
-            drawn.append(SampledToken(key, index, position, token_id, row, token_id in self._adapter.eos))
-        self._totals["completion_tokens"] += len(moved)
-        drawn = [it for it in drawn if it.key in self._requests]
-        for key, failure in self._isolated.after_sampling(drawn, output).items():
-            self._prompts.fail(key, failure, out)
-        return ended + moved
-
-    def _due(self, request: PromptRequest, sequence: Sequence, logits: torch.Tensor) -> list[Choice]:
-        """Return the choices of a sequence's logits [1, vocabulary]: its own choice, and after the prompt all others,
-        forked.
-
-        A resumed choice is left out until its earlier tokens are computed.
-        """
-        choice = request.choices[sequence.index]
-        if choice.completion_tokens or choice.end_emitted or sequence.index:
-            return [choice]
-        for index in range(1, request.sampling.n):
-            child = sequence.sibling(index)
-            copy = self._scheduler.fork(sequence, child)
-            if copy is not None:
-                self._runner.copy(sequence.blocks[-1], copy)
-            request.choices.append(self._prompts.choice(request, child, choice.limit))
-        due = self._resume(request)
-        for each in request.choices:
-            if each.sequence.logprob_positions.start == request.first.prompt_len and each.sequence.logprob_positions:
-                keep_logprobs(
-                    request,
-                    ScheduledChunk(each.sequence, request.first.prompt_len - 1, 1, False),
-                    logits,
-                    self._prompts.token_bytes,
-                )
-        if request.sampling.echo:
-            text = prompt_text(request, self._adapter)
-            for each in due:
-                each.echo(text, request.prompt_logprobs)
-        return due
 
     def _discard_kv(self, key: int, error: Exception, out: Outbox) -> None:
         """The network raised, or gave numbers that are none. What this request alone wrote to the cache may be as
@@ -395,7 +320,7 @@ class AutoregressiveEngine(Engine):
                 self._prompts.fail(request.work.key, error, out)
                 continue
             self._scheduler.adopt(request.first)
-            self._deliver(self._sample([(request.first, 0)], output, out), out)
+            self._deliver(self._sampler.sample([(request.first, 0)], output, out), out)
         return moved
 
     # ---- the rest
