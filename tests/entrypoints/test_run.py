@@ -74,7 +74,7 @@ def test_speech_to_a_file_and_back(tmp_path: Path) -> None:
 
 
 @pytest.mark.deadline(60)
-def test_an_interrupt_ends_the_benchmark_immediately_and_silently() -> None:
+def test_an_interrupt_ends_the_run_immediately_and_silently() -> None:
     command = [
         sys.executable,
         "-m",
