@@ -36,7 +36,7 @@ _BATCH = CLIP_RATE // 4
 work."""
 
 
-class Source(RawIOBase):
+class BodyFile(RawIOBase):
     """A seekable file over a body's pieces, without joining them."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
@@ -122,7 +122,7 @@ def too_long(max_seconds: float, param: str | None) -> OmniError:
 
 
 def decode(
-    source: Source,
+    source: BodyFile,
     samples: Samples,
     limits: Limits,
     content_type: str | None,
@@ -143,7 +143,7 @@ def decode(
 
 
 def _raw_pcm(
-    source: Source, content_type: str | None, filename: str | None, limits: Limits, param: str | None
+    source: BodyFile, content_type: str | None, filename: str | None, limits: Limits, param: str | None
 ) -> tuple[str, int, int] | None:
     """Return (numpy dtype, rate, channels) if the hints declare headerless PCM and the bytes do not contradict."""
     kind, _, rest = (content_type or "").lower().partition(";")
@@ -166,7 +166,7 @@ def _raw_pcm(
     return (">i2" if kind == "l16" else "<i2"), rate, channels
 
 
-def _decode_raw(source: Source, samples: Samples, dtype: str, rate: int, channels: int, param: str | None) -> Slices:
+def _decode_raw(source: BodyFile, samples: Samples, dtype: str, rate: int, channels: int, param: str | None) -> Slices:
     track = Track(rate, channels, samples)
     step = rate // 4 * channels * 2
     while piece := source.read(step):
@@ -175,7 +175,7 @@ def _decode_raw(source: Source, samples: Samples, dtype: str, rate: int, channel
     track.finish()
 
 
-def decode_track(source: Source, samples: Samples, limits: Limits, param: str | None) -> Slices:
+def decode_track(source: BodyFile, samples: Samples, limits: Limits, param: str | None) -> Slices:
     """Decode the first audio stream of a file from its beginning."""
     try:
         container = open_untrusted(cast(IO[bytes], source), _CONTAINERS, AUDIO_CODECS)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 
 from omni_actors.media.limits import CLIP_RATE, Limits
 from omni_actors.media.questions import How
-from omni_actors.media.worker.audio import Samples, Source, decode
+from omni_actors.media.worker.audio import BodyFile, Samples, decode
 from omni_actors.media.worker.decoder_thread import DecoderThread
 from omni_actors.media.worker.held import Blob, Clip, Medium, Picture, Reserve
 from omni_actors.media.worker.images import decode_image
@@ -58,7 +58,7 @@ class Decoding:
             return Picture(
                 (yield from decode_image(blob.pieces, self._decoder_thread, self._reserve, limits, param, within))
             )
-        source = Source(blob.pieces)
+        source = BodyFile(blob.pieces)
         if self._modality == "video":
             most = limits.max_video_frames
             wanted = Wanted(

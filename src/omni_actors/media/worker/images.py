@@ -16,7 +16,7 @@ import numpy.typing as npt
 from PIL import Image, ImageOps
 
 from omni_actors.media.limits import Limits
-from omni_actors.media.worker.audio import Source
+from omni_actors.media.worker.audio import BodyFile
 from omni_actors.media.worker.decoder_thread import DecoderThread
 from omni_actors.media.worker.held import Reserve, UInt8
 from omni_actors.media.worker.jpeg import MAX_SCANS, is_endless
@@ -36,7 +36,7 @@ def unreadable(reason: str, param: str | None) -> OmniError:
     return invalid_request(f"The image cannot be used: {reason}.", param, "invalid_image")
 
 
-class _Stoppable(Source):
+class _Stoppable(BodyFile):
     """A file that, once stopped, ends its reader at the next read."""
 
     stopped = False
@@ -86,7 +86,7 @@ def decode_image(
     return pixels
 
 
-def _open(source: Source) -> Image.Image | None:
+def _open(source: BodyFile) -> Image.Image | None:
     """Open an image; return ``None`` for an image with an unbounded amount of work."""
     if is_endless(source):
         return None

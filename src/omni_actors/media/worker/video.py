@@ -21,7 +21,7 @@ import av
 import numpy as np
 
 from omni_actors.media.limits import Limits
-from omni_actors.media.worker.audio import AUDIO_CODECS, Samples, Source, decode_track
+from omni_actors.media.worker.audio import AUDIO_CODECS, BodyFile, Samples, decode_track
 from omni_actors.media.worker.held import Reserve, UInt8, Video
 from omni_actors.media.worker.libav import ERRORS, frames_of, open_untrusted, packets_of
 from omni_actors.protocol.errors import OmniError, invalid_request
@@ -69,7 +69,7 @@ def unreadable(reason: str, param: str | None) -> OmniError:
 
 
 def decode_video(
-    source: Source, wanted: Wanted, reserve: Reserve, samples: Samples, limits: Limits, param: str | None
+    source: BodyFile, wanted: Wanted, reserve: Reserve, samples: Samples, limits: Limits, param: str | None
 ) -> Generator[None, None, Video]:
     """Decode the sampled frames, and the sound if asked for and present. Raises :class:`OmniError` (400).
 
@@ -99,7 +99,7 @@ def choose_frames(times: list[float], seconds: float, fps: float, least: int, mo
     return [max(0, bisect_right(times, place * seconds / count + _MARGIN_S) - 1) for place in range(count)]
 
 
-def _open(source: Source, limits: Limits, param: str | None) -> Any:
+def _open(source: BodyFile, limits: Limits, param: str | None) -> Any:
     source.seek(0)
     bound = {"max_pixels": str(limits.max_frame_pixels)}
     try:
@@ -131,7 +131,7 @@ def _is_cover(stream: Any) -> bool:
     return bool(int(stream.disposition) & int(av.stream.Disposition.attached_pic))
 
 
-def _scan(source: Source, limits: Limits, param: str | None) -> Generator[None, None, _Scan]:
+def _scan(source: BodyFile, limits: Limits, param: str | None) -> Generator[None, None, _Scan]:
     container, stream = _open(source, limits, param)
     stamps: list[float] = []
     total = 0
@@ -162,7 +162,7 @@ def _scan(source: Source, limits: Limits, param: str | None) -> Generator[None, 
 
 
 def _decode(
-    source: Source, scan: _Scan, shown: list[int], reserve: Reserve, limits: Limits, param: str | None
+    source: BodyFile, scan: _Scan, shown: list[int], reserve: Reserve, limits: Limits, param: str | None
 ) -> Generator[None, None, UInt8]:
     container, stream = _open(source, limits, param)
     frames: UInt8 | None = None
