@@ -52,3 +52,11 @@ class RequestObserver(Protocol):
 
     def left(self) -> None:
         """The request is over for its caller: the last call."""
+
+
+def report_left(observer: RequestObserver, error: BaseException | None) -> None:
+    """Tell an observer that the caller has left the request, with this exception if there is one. A cancellation is no
+    failure."""
+    if isinstance(error, Exception):
+        observer.failed()
+    observer.left()

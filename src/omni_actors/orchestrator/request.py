@@ -24,7 +24,7 @@ import trio
 from omni_actors.orchestrator.bisection import RECOVERABLE, CrashHistory
 from omni_actors.orchestrator.estimate import event_bytes
 from omni_actors.orchestrator.ledger import Diverged, StageLedger
-from omni_actors.orchestrator.owner import RequestObserver, RequestOwner
+from omni_actors.orchestrator.owner import RequestObserver, RequestOwner, report_left
 from omni_actors.orchestrator.permits import Permit
 from omni_actors.orchestrator.streamed_input import StreamedInput
 from omni_actors.pipelines.subgraph import Subgraph
@@ -107,7 +107,8 @@ class RequestStream:
         try:
             await self._owner.admit(self)
         except BaseException as error:
-            self._report_left(error)
+            if self._observer is not None:
+                report_left(self._observer, error)
             raise
         if self._observer is not None:
             self._observer.admitted()
@@ -121,7 +122,8 @@ class RequestStream:
             self._end(RequestState.CANCELLED)
             self._abort()
         self._events.clear()
-        self._report_left(value)
+        if self._observer is not None:
+            report_left(self._observer, value)
 
     async def receive(self) -> Event:
         """Wait for the next event and return it; the last one is :class:`Completed`. If cancelled, no event is lost.
@@ -133,6 +135,9 @@ class RequestStream:
             RuntimeError: The request has not been entered.
         """
         self._received += 1
+        if not self._events and self._task is None and self.state.live:  # as in :meth:`_wait`, without its frame
+            self._task = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(self._abort_wait)
         if not self._events or self._received % _CHECKPOINT_EVERY == 0:
             await self._wait()
         event = self._events.popleft()
@@ -249,7 +254,9 @@ class RequestStream:
         self._unreleased -= 1
         if not self._unreleased:
             self._settle()
-        self._owner.stage_released(self, replica, current=self._unreleased > 0 and key == self.key)
+        current = self._unreleased > 0 and key == self.key
+        if current or replica.quarantined:
+            self._owner.stage_released(self, replica, current=current)
 
     def on_fed(self, key: int, count: int) -> None:
         if key == self.key and self.streamed_input is not None:
@@ -360,24 +367,17 @@ class RequestStream:
             self.state = advance(self.state, RequestState.RELEASED)
             self._owner.released(self)
 
-    def _report_left(self, error: BaseException | None) -> None:
-        if self._observer is not None:
-            if isinstance(error, Exception):
-                self._observer.failed()
-            self._observer.left()
-
     def _abort(self) -> None:
         for replica in self.replicas.values():
             replica.abort(self.key)
 
     async def _wait(self) -> None:
-        """Return when an event can be received, after a checkpoint. Raises the failure, or the end, if there will be no
-        event."""
+        """Return when an event can be received, after a checkpoint; else raise the failure, or the end."""
         if self._task is not None:
             raise trio.BusyResourceError("another task receives from this request")
         if self._events:
             await trio.lowlevel.checkpoint()
-        elif self._error is None and self.state.live and self.state is not RequestState.NEW:
+        elif self._error is None and self.state.live:
             self._task = trio.lowlevel.current_task()
             await trio.lowlevel.wait_task_rescheduled(self._abort_wait)
         if self._events:
