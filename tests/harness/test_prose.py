@@ -43,7 +43,7 @@ CEILINGS = {
     "media": Ceiling(pronouns=4.5),
     "models": Ceiling(pronouns=4.5),
     "omni_actors": Ceiling(pronouns=5.0),
-    "orchestrator": Ceiling(pronouns=11.5, riddles=20),
+    "orchestrator": Ceiling(pronouns=6.0),
     "pipelines": Ceiling(pronouns=6.0),
     "platforms": Ceiling(pronouns=5.0),
     "plugins": Ceiling(pronouns=5.5),
