@@ -4,9 +4,8 @@ The readers of the replicas advance the record synchronously (as their
 :class:`~omni_actors.stages.replica.RequestListener`), and the caller receives events from it. There is no task, channel
 or nursery per request or stage, and at most one wake per turn of a reader.
 
-The states are :class:`~omni_actors.protocol.states.RequestState`. *Terminal* is the end that the caller sees: exactly
-one of completed (the last event), failed (an :class:`OmniError`) and cancelled (the block was left). *Released* follows
-when every stage has released the request or died; admission counts the request until then.
+Of the states (:class:`~omni_actors.protocol.states.RequestState`), *terminal* is the end for the caller: exactly one of
+completed, failed and cancelled. *Released* follows when every stage has released the request or died.
 """
 
 from __future__ import annotations

@@ -275,9 +275,8 @@ class StageReplica:
         self._changed()
 
     async def restart(self) -> None:
-        """End the worker like :meth:`stop`, so that the next incarnation begins at once and no failure is counted. Its
-        requests are told that the worker was replaced. Between two incarnations the call does nothing. The next
-        incarnation is not drained."""
+        """End the worker like :meth:`stop`; the next incarnation begins at once, undrained, and no failure is counted.
+        Its requests are told that the worker was replaced. Between two incarnations the call does nothing."""
         if self._child is not None and self.state is not ReplicaState.DRAINING:
             self.restarting = self.replacement_pending = True
             self.drained = False
