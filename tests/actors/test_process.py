@@ -21,7 +21,8 @@ import trio
 import trio.testing
 
 from omni_actors.actors import process, warden
-from omni_actors.actors.process import ChildProcess, Launcher, open_launcher
+from omni_actors.actors.child_process import ChildProcess
+from omni_actors.actors.process import Launcher, open_launcher
 
 ADOPT = """
 import os, signal, subprocess, sys, time

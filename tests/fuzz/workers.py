@@ -22,7 +22,7 @@ from tests.entrypoints.fakes import TEXT_ONLY
 from tests.fuzz.target import Target, plain, silent
 from tests.pipelines.builders import plan_of
 
-from omni_actors.actors.process import ChildProcess, Death
+from omni_actors.actors.child_process import ChildProcess, Death
 from omni_actors.orchestrator import Orchestrator, open_orchestrator, orchestrator
 from omni_actors.protocol.codec import down_reader, frame
 from omni_actors.protocol.errors import ErrorInfo, OmniError

@@ -17,7 +17,7 @@ from typing import Any
 
 import trio
 
-from omni_actors.actors.process import ChildProcess, Death
+from omni_actors.actors.child_process import ChildProcess, Death
 from omni_actors.connectors.listener import Listener
 from omni_actors.connectors.tcp import TcpLink
 from omni_actors.protocol.errors import ErrorInfo, stage_failed

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from omni_actors.actors.actor import Actor
+    from omni_actors.actors.child_process import ChildProcess, Death
     from omni_actors.actors.errors import (
         ActorCrashed,
         ActorError,
@@ -36,11 +37,12 @@ if TYPE_CHECKING:
         RemoteFailure,
         Renewed,
     )
-    from omni_actors.actors.process import ChildProcess, Death, Launcher, open_launcher, python_module
+    from omni_actors.actors.process import Launcher, open_launcher, python_module
     from omni_actors.actors.ref import ActorRef, Down
     from omni_actors.actors.remote.process_actor import ProcessActor
     from omni_actors.actors.reply import Reply
-    from omni_actors.actors.supervisor import Restarts, Supervisor, open_supervisor
+    from omni_actors.actors.restarts import Restarts
+    from omni_actors.actors.supervisor import Supervisor, open_supervisor
     from omni_actors.actors.tree import Branch
     from omni_actors.actors.warden_handle import WardenError
 
@@ -58,11 +60,13 @@ _HOMES = {
         "RemoteFailure",
         "Renewed",
     ),
-    "process": ("ChildProcess", "Death", "Launcher", "open_launcher", "python_module"),
+    "child_process": ("ChildProcess", "Death"),
+    "process": ("Launcher", "open_launcher", "python_module"),
     "remote.process_actor": ("ProcessActor",),
     "ref": ("ActorRef", "Down"),
     "reply": ("Reply",),
-    "supervisor": ("Restarts", "Supervisor", "open_supervisor"),
+    "restarts": ("Restarts",),
+    "supervisor": ("Supervisor", "open_supervisor"),
     "tree": ("Branch",),
     "warden_handle": ("WardenError",),
 }

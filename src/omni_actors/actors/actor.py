@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, TypeVarTuple
@@ -185,3 +186,20 @@ class Actor(ABC, Generic[M]):
             The reply to settle later, or ``None`` when the current message was told and not asked.
         """
         return self._cell.defer()
+
+
+def check_factory(factory: object) -> None:
+    """Raise ``TypeError`` for a factory that cannot make a new actor for each incarnation."""
+    if isinstance(factory, Actor):
+        kind = type(factory).__name__
+        raise TypeError(
+            f"start() takes a function that makes a new actor for each incarnation, not the actor {factory!r}: "
+            f"pass the class, or lambda: {kind}(...)"
+        )
+    if not callable(factory):
+        raise TypeError(f"start() takes a function that makes a new actor for each incarnation, not {factory!r}")
+    if isinstance(factory, type) and not issubclass(factory, Actor):
+        raise TypeError(f"start() takes a function that makes an actor, and {factory.__qualname__} is not an Actor")
+    if inspect.isabstract(factory):
+        name = getattr(factory, "__qualname__", factory)
+        raise TypeError(f"{name} has no receive(): an actor must define how it handles a message")

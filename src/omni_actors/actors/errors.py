@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from omni_actors.actors.process import Death
+    from omni_actors.actors.child_process import Death
 
 
 class ActorError(Exception):

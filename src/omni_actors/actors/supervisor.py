@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Literal, TypeVar, get_args
+from typing import TypeVar, get_args
 
 import trio
 
-from omni_actors.actors.actor import Actor
+from omni_actors.actors.actor import Actor, check_factory
 from omni_actors.actors.cell import Cell
 from omni_actors.actors.errors import ActorCrashed, ActorStopped, Escalation, ProcessDied, Renewed
 from omni_actors.actors.ref import ActorRef, State
 from omni_actors.actors.rest_for_one import RestForOne
+from omni_actors.actors.restarts import Restarts, Strategy
 from omni_actors.actors.supervised import Supervised
 from omni_actors.actors.thread import check_thread, get_ident
 from omni_actors.actors.tree import Branch, describe
@@ -24,50 +23,11 @@ M = TypeVar("M")
 
 logger = logging.getLogger(__name__)
 
-Strategy = Literal["one_for_one", "one_for_all", "rest_for_one"]
-"""The children that are restarted after a failure, as in Erlang/OTP.
-
-``one_for_one`` restarts the failed child alone. ``one_for_all`` restarts all children of the supervisor, because the
-children share state. ``rest_for_one`` restarts the failed child and the children that were started after it, because a
-child may depend on the children before it."""
-
 DEFAULT_CAPACITY = 256
 """Messages that a mailbox holds unless :meth:`Supervisor.start` is given another number."""
 
 STOP_S = 10.0
 """Seconds after which the children of a stopping supervisor, all together, are cancelled."""
-
-
-@dataclass(frozen=True, slots=True)
-class Restarts:
-    """The policy of a supervisor: when to restart a child, and when to give up.
-
-    Failures are counted *in a row*. An incarnation that had been ready for ``healthy_s`` seconds when it failed starts
-    a new row, so a setup that fails slowly counts like a setup that fails at once. With ``one_for_all`` and
-    ``rest_for_one`` all children share one row. A supervisor that is restarted itself starts new rows.
-
-    >>> from omni_actors.actors import Restarts
-    >>> restarts = Restarts(limit=5, first_s=0.5, cap_s=3.0)
-    >>> [restarts.delay(failures) for failures in (1, 2, 3, 4, 5)]
-    [0.5, 1.0, 2.0, 3.0, 3.0]
-    """
-
-    limit: int | None = 5
-    """Failures in a row that are followed by a restart; the next failure escalates. ``None``: no failure escalates."""
-    first_s: float = 0.05
-    """Seconds before the first restart of a row. Every further restart of the row waits twice as long."""
-    cap_s: float = 10.0
-    """Seconds that a restart waits at most."""
-    healthy_s: float = 60.0
-    """Seconds of being ready after which a failure starts a new row."""
-
-    def delay(self, failures: int) -> float:
-        """Return the seconds to wait before a restart.
-
-        Args:
-            failures: The number of failures in a row, at least 1.
-        """
-        return min(self.cap_s, self.first_s * 2.0 ** min(failures - 1, 100))
 
 
 class Supervisor:
@@ -137,7 +97,7 @@ class Supervisor:
             ValueError: The name is taken, or ``capacity`` is less than 1.
             RuntimeError: The supervisor is stopping, or the caller is in another thread.
         """
-        _check_factory(factory)
+        check_factory(factory)
         cell = Cell(name, factory, capacity)
         self._start(cell)
         return cell.ref
@@ -424,23 +384,6 @@ async def open_supervisor(
             raise failure
     finally:
         del failure, escalation  # no cycle of frame and traceback
-
-
-def _check_factory(factory: object) -> None:
-    """Raise ``TypeError`` for a factory that cannot make a new actor for each incarnation."""
-    if isinstance(factory, Actor):
-        kind = type(factory).__name__
-        raise TypeError(
-            f"start() takes a function that makes a new actor for each incarnation, not the actor {factory!r}: "
-            f"pass the class, or lambda: {kind}(...)"
-        )
-    if not callable(factory):
-        raise TypeError(f"start() takes a function that makes a new actor for each incarnation, not {factory!r}")
-    if isinstance(factory, type) and not issubclass(factory, Actor):
-        raise TypeError(f"start() takes a function that makes an actor, and {factory.__qualname__} is not an Actor")
-    if inspect.isabstract(factory):
-        name = getattr(factory, "__qualname__", factory)
-        raise TypeError(f"{name} has no receive(): an actor must define how it handles a message")
 
 
 def _only_consequences(failure: BaseException) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import msgspec
 import trio
 
-from omni_actors.actors.supervisor import Restarts
+from omni_actors.actors.restarts import Restarts
 from omni_actors.pipelines.plan import DeploymentLimits
 from omni_actors.protocol.errors import ErrorInfo
 from omni_actors.protocol.status import ExitCause, WorkerExit

@@ -8,8 +8,9 @@ from typing import Never, assert_never
 import trio
 
 from omni_actors.actors.actor import Actor
+from omni_actors.actors.child_process import ChildProcess, Death
 from omni_actors.actors.errors import ProcessDied, Renewed
-from omni_actors.actors.process import ChildProcess, Death, python_module
+from omni_actors.actors.process import python_module
 from omni_actors.protocol.codec import ProtocolError, up_reader
 from omni_actors.protocol.errors import ErrorInfo
 from omni_actors.protocol.frames import Fatal, Step, Unlinked

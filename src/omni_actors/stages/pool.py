@@ -7,7 +7,8 @@ from functools import partial
 
 import trio
 
-from omni_actors.actors.supervisor import Restarts, Supervisor
+from omni_actors.actors.restarts import Restarts
+from omni_actors.actors.supervisor import Supervisor
 from omni_actors.pipelines.plan import StagePlan
 from omni_actors.protocol.errors import OmniError, stage_unavailable
 from omni_actors.protocol.request import Request

@@ -17,7 +17,8 @@ from typing import Any, Never, Protocol
 import msgspec
 import trio
 
-from omni_actors.actors.process import ChildProcess, Death, Launcher
+from omni_actors.actors.child_process import ChildProcess, Death
+from omni_actors.actors.process import Launcher
 from omni_actors.actors.ref import ActorRef
 from omni_actors.pipelines.plan import Plan, StagePlan
 from omni_actors.protocol.codec import ProtocolError, frame

@@ -10,8 +10,9 @@ import msgspec
 import trio
 
 from omni_actors.actors.actor import Actor
+from omni_actors.actors.child_process import ChildProcess
 from omni_actors.actors.errors import ProcessDied, ProtocolError, Refusal, RemoteFailure
-from omni_actors.actors.process import ChildProcess, Launcher, python_module
+from omni_actors.actors.process import Launcher, python_module
 from omni_actors.actors.remote.wire import (
     UNENCODABLE,
     UP,
