@@ -53,6 +53,6 @@ def _open(platform_class: str, device: str, encoded: bytes) -> DeviceRuntime:
     except Exception as error:
         raise PlatformError(
             f"platform '{platform.name}' cannot open '{device}': {type(error).__name__}: {error} "
-            f"(`python -m omni_actors doctor` says what is missing)"
+            f"(`python -m omni_actors doctor --platform {platform.name} --deep` opens the device by itself)"
         ) from error
     return runtime

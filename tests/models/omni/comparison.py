@@ -23,6 +23,9 @@ from omni_actors.models.qwen3_omni import pipeline as qwen3_omni
 from omni_actors.pipelines.declaration import Pipeline
 from omni_actors.worker.byte_cache import ByteCache
 
+TIE = 1e-4
+"""Two best logits nearer than this are a tie: rounding decides."""
+
 TOLERANCES = {"logits": 3e-5, "states": 3e-5, "talker logits": 3e-4, "samples": 1e-4}
 """Largest differences: of samples by full scale, else by the largest value of the request. A tiny talker's weights make
 forty times as much of what its input is off."""
@@ -80,7 +83,7 @@ class Comparison:
 
     def differences(self, answer: Answer, outcome: Outcome) -> dict[str, float]:
         """How far the answer is from the reference in each respect; ``inf`` where even the shape is another. Tokens and
-        codes count those that differ."""
+        codes count those that differ. After a frame with a tie among its further codes nothing is compared."""
         assert answer.error is None, answer.error
         first = len(outcome.prompt)
         steps = [answer.logits["thinker"].get(first + i) for i in range(len(outcome.tokens))]
@@ -90,13 +93,18 @@ class Comparison:
         codes = answer.joined("talker", "codes") if answer.payloads["talker"] else np.empty((0, outcome.codes.shape[1]))
         codec = self.line.last
         samples = answer.joined(codec, "samples") if answer.payloads[codec] else np.empty(0)
+        expected, drawn_logits, wave = outcome.codes.numpy(), outcome.talker_logits.numpy(), outcome.samples
+        if (tied := outcome.tied_frame(TIE)) is not None:  # a frame's last samples need the frame behind it
+            each = len(wave) // len(expected)
+            codes, expected, wave = codes[:tied], expected[:tied], wave[: max(0, tied - 1) * each]
+            talker, drawn_logits, samples = talker[: tied + 1], drawn_logits[: tied + 1], samples[: len(wave)]
         return {
             "tokens": _unequal(np.array(answer.tokens), np.array(outcome.tokens)),
             "logits": _apart(_stack(steps), outcome.logits.numpy()),
             "states": _apart(answer.joined("thinker", "states"), outcome.states.numpy()),
-            "codes": _unequal(codes, outcome.codes.numpy()),
-            "talker logits": _apart(_stack(talker)[:, spoken], outcome.talker_logits.numpy()[: len(talker), spoken]),
-            "samples": _apart(samples, outcome.samples, scale=1.0),
+            "codes": _unequal(codes, expected),
+            "talker logits": _apart(_stack(talker)[:, spoken], drawn_logits[: len(talker), spoken]),
+            "samples": _apart(samples, wave, scale=1.0),
         }
 
     @contextmanager

@@ -11,13 +11,10 @@ import numpy as np
 import pytest
 import torch
 from tests.models.omni.cases import FRAMES
-from tests.models.omni.comparison import FAMILIES, Comparison, changed_payloads
+from tests.models.omni.comparison import FAMILIES, TIE, Comparison, changed_payloads
 from tests.models.omni.line import Line
 
 from omni_actors.connectors.payload import Payload
-
-TIE = 1e-4
-"""Two best logits nearer than this are a tie: rounding decides."""
 
 
 @pytest.fixture(params=list(FAMILIES))
@@ -46,9 +43,10 @@ def test_the_reference_is_worth_comparing_with(both: Comparison) -> None:
     outcomes = [both.outcome(case) for case in both.cases]
     assert len(outcomes) == 24
     for outcome in outcomes:
-        assert ties(outcome.logits) == 0
+        assert ties(outcome.logits) == ties(outcome.talker_logits) == 0
         assert len(set(outcome.tokens)) > len(outcome.tokens) // 2
         assert len(outcome.codes) == 1 or len({tuple(frame) for frame in outcome.codes.tolist()}) > 1
+    assert sum(outcome.tied_frame(TIE) is not None for outcome in outcomes) <= 2
     assert len({tuple(outcome.tokens) for outcome in outcomes}) == 24
     assert len({tuple(outcome.codes.flatten().tolist()) for outcome in outcomes}) == 24
     assert sum(len(outcome.codes) >= FRAMES // 2 for outcome in outcomes) >= 18

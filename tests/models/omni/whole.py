@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,14 @@ class Outcome:
     codes: torch.Tensor
     talker_logits: torch.Tensor
     samples: np.ndarray[Any, np.dtype[np.float32]]
+    depth_gaps: list[float] = field(default_factory=list)
+    """For each frame the smallest difference between the two best logits of its further codes; empty for a talker
+    without a code predictor."""
+
+    def tied_frame(self, tie: float) -> int | None:
+        """Return the first frame one of whose further codes is decided by rounding; ``None`` if there is none. What
+        follows that frame cannot be compared."""
+        return next((frame for frame, gap in enumerate(self.depth_gaps[: len(self.codes)]) if gap < tie), None)
 
 
 class Whole(ABC):
@@ -72,6 +80,7 @@ class Whole(ABC):
             codes=self.codes(talker),
             talker_logits=torch.cat(talker.logits),
             samples=wave.flatten().numpy(),
+            depth_gaps=kept.get("depth_gaps", []),
         )
 
     @abstractmethod
@@ -105,10 +114,23 @@ class Whole(ABC):
 
             return watching
 
+        predictor = getattr(self.model.talker, "code_predictor", None)
+
+        def watched_predictor(generate: Any) -> Any:
+            def watching(*args: Any, **kwargs: Any) -> Any:
+                made = generate(*args, output_logits=True, **kwargs)
+                best = torch.cat(made.logits).topk(2).values
+                kept.setdefault("depth_gaps", []).append(float((best[:, 0] - best[:, 1]).min()))
+                return made
+
+            return watching
+
         try:
             for name, part in parts.items():
                 part.generate = watched(name, part.generate)
+            if predictor is not None:
+                predictor.generate = watched_predictor(predictor.generate)
             yield kept
         finally:
-            for part in parts.values():
+            for part in (*parts.values(), *([] if predictor is None else [predictor])):
                 del part.generate
