@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -11,11 +12,12 @@ from hypothesis import strategies as st
 from tests.pipelines.builders import ASSISTANT
 
 from omni_actors.pipelines.deploy.overlay import read_overlay, read_overrides
-from omni_actors.pipelines.deploy.schema import Group, Leaf, settings_schema
+from omni_actors.pipelines.deploy.schema import Group, Leaf, option_leaf, settings_schema
 from omni_actors.pipelines.deploy.values import like, size
 from omni_actors.pipelines.limits import with_engine_options
 from omni_actors.pipelines.plan import PlanError
 from omni_actors.platforms.cpu import CpuPlatform
+from omni_actors.protocol.options import Option
 
 SCHEMA = settings_schema(
     replace(ASSISTANT, stages=tuple(map(with_engine_options, ASSISTANT.stages))), [CpuPlatform()], None
@@ -230,3 +232,35 @@ def test_a_tag_that_its_value_does_not_keep_is_refused(value: str) -> None:
     schema = settings_schema(ASSISTANT, [CpuPlatform()], None)
     with pytest.raises(PlanError):
         read_overrides([f"served_model_name={value}"], schema)
+
+
+@pytest.mark.parametrize(
+    ("option", "taken", "refused"),
+    [
+        (Option(None, type=str, choices=("calm", "glad")), [None, "calm"], ["sad", 1]),
+        (Option("calm", choices=("calm", "glad")), ["glad"], [None]),
+    ],
+)
+def test_an_option_of_a_few_texts(option: Option, taken: list[Any], refused: list[Any]) -> None:
+    held("mood", option, taken, refused)
+
+
+@pytest.mark.parametrize(
+    ("option", "taken", "refused"),
+    [
+        (Option(None, type=int), [None, "64MiB", 1], [0, -1]),
+        (Option(64 << 20, least=0), [0, "1KiB"], [None, -1, True]),
+        (Option(64 << 20, least=128), [128], [127, "64"]),
+    ],
+)
+def test_an_option_of_a_number_of_bytes(option: Option, taken: list[Any], refused: list[Any]) -> None:
+    held("cache_bytes", option, taken, refused)
+
+
+def held(name: str, option: Option, taken: list[Any], refused: list[Any]) -> None:
+    leaf = option_leaf(name, option)
+    for value in taken:
+        leaf.check(value)
+    for value in refused:
+        with pytest.raises(ValueError, match=r"^takes "):
+            leaf.check(value)

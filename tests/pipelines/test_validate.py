@@ -119,6 +119,8 @@ def test_an_input_that_leads_nowhere_is_a_fault() -> None:
     ("fields", "message"),
     [
         ({"options": {"speed": Option(None)}}, "option 'speed' is None by default; its type must be given"),
+        ({"options": {"speed": 1}}, "option 'speed' is int, not an Option"),
+        ({"options": {"mood": Option("sad", choices=("calm", "glad"))}}, "option 'mood' is 'sad' by default, none of"),
         ({"input_limits": {"text": "speed"}}, "input_limits name 'speed', which is none of the stage's options"),
         (
             {"options": {"speed": Option(1), "pace": Option(2, aliases=("speed",))}},

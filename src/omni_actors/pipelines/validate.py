@@ -13,6 +13,7 @@ from omni_actors.pipelines.parameters import parameter_faults
 from omni_actors.pipelines.plan import MEDIA_STAGE, Plan, PlanError
 from omni_actors.pipelines.subgraph import MEDIA_MODALITIES, subgraph
 from omni_actors.protocol.errors import OmniError
+from omni_actors.protocol.options import Option
 
 
 def check_declaration(pipeline: Pipeline) -> None:
@@ -112,14 +113,19 @@ def _stage_faults(stage: Stage) -> Iterator[str]:
     for name in sorted(set(stage.input_limits.values()) - stage.options.keys()):
         yield f"stage '{stage.name}': input_limits name '{name}', which is none of the stage's options"
     for name, option in stage.options.items():
-        if option.default is None and option.type is None:
+        if not isinstance(option, Option):
+            yield f"stage '{stage.name}': option '{name}' is {type(option).__name__}, not an Option"
+        elif option.choices and option.default is not None and option.default not in option.choices:
+            yield f"stage '{stage.name}': option '{name}' is {option.default!r} by default, none of its choices"
+        elif option.default is None and option.type is None:
             yield f"stage '{stage.name}': option '{name}' is None by default; its type must be given"
     for alias in _twice(name for names in _option_names(stage) for name in names):
         yield f"stage '{stage.name}': two options are called '{alias}'"
 
 
 def _option_names(stage: Stage) -> Iterator[tuple[str, ...]]:
-    return ((name, *option.aliases) for name, option in stage.options.items())
+    options = ((name, option) for name, option in stage.options.items() if isinstance(option, Option))
+    return ((name, *option.aliases) for name, option in options)
 
 
 def _edge_faults(edge: Edge, stages: dict[str, Stage]) -> Iterator[str]:

@@ -21,6 +21,7 @@ from omni_actors.pipelines.deploy.values import (
     one_of,
     optional,
     size,
+    size_of,
     strings,
     text,
 )
@@ -135,7 +136,7 @@ def settings_schema(
 
 def _platform(platform: OmniPlatform) -> Group:
     options = platform_options(platform)
-    return Group({name: Leaf(_takes(option), option.doc, aliases=option.aliases) for name, option in options.items()})
+    return Group({name: option_leaf(name, option) for name, option in options.items()})
 
 
 def deployment_limits() -> dict[str, Leaf | Group]:
@@ -216,12 +217,18 @@ def option_leaf(name: str, option: Option) -> Leaf:
         name: The option's name. A name that ends in ``_bytes`` makes the key take a size, such as ``64MiB``.
         option: The option.
     """
-    check = size if name.endswith("_bytes") else _takes(option)
-    return Leaf(check, option.doc, aliases=option.aliases)
+    return Leaf(_takes(name, option), option.doc, aliases=option.aliases)
 
 
-def _takes(option: Option) -> Callable[[Any], Any]:
-    return one_of(*option.choices) if option.choices else like(option.default, option.type, option.least)
+def _takes(name: str, option: Option) -> Callable[[Any], Any]:
+    check: Callable[[Any], Any]
+    if option.choices:
+        check = one_of(*option.choices)
+    elif name.endswith("_bytes"):
+        check = size_of(1 if option.least is None else int(option.least))
+    else:
+        return like(option.default, option.type, option.least)
+    return optional(check) if option.default is None or option.type is not None else check
 
 
 def _limit(name: str, limit: Option) -> Callable[[Any], Any]:

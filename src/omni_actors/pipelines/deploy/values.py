@@ -157,18 +157,31 @@ def one_named(extension: Extension) -> Callable[[Any], str]:
 _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
-def size(value: Any) -> int:
-    """Take a number of bytes: a whole number, or a text with a unit.
+def size_of(least: int) -> Callable[[Any], int]:
+    """Make a check for a number of bytes: a whole number, or a text with a unit.
 
-    >>> size("64 MiB"), size(4096)
-    (67108864, 4096)
+    >>> size_of(0)("64 MiB"), size_of(0)(0)
+    (67108864, 0)
+    >>> size_of(128)(64)
+    Traceback (most recent call last):
+    ValueError: takes a number of bytes of at least 128
     """
-    if isinstance(value, str) and (match := re.fullmatch(r"(\d+)\s*([A-Za-z]*)", value.strip())):
-        unit = _UNITS.get(match[2].upper())
-        value = int(match[1]) * unit if unit else value
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError("takes a number of bytes, such as 67108864 or 64MiB")
-    return value
+
+    def check(value: Any) -> int:
+        if isinstance(value, str) and (match := re.fullmatch(r"(\d+)\s*([A-Za-z]*)", value.strip())):
+            unit = _UNITS.get(match[2].upper())
+            value = int(match[1]) * unit if unit else value
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0 or (value < least <= 1):
+            raise ValueError("takes a number of bytes, such as 67108864 or 64MiB")
+        if value < least:
+            raise ValueError(f"takes a number of bytes of at least {least}")
+        return value
+
+    return check
+
+
+size = size_of(1)
+"""A check for a number of bytes of at least 1."""
 
 
 _KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", dict: "a mapping"}
