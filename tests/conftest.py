@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import inspect
@@ -24,11 +25,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import hypothesis  # noqa: F401  # before pytest_collection_finish: it looks for the owners of trio's random numbers
 import pytest
 import trio
 import trio.testing
 from tests import durations, tiers
+
+with contextlib.suppress(ImportError):  # the environment of vLLM's tests has no hypothesis
+    import hypothesis  # noqa: F401  # before pytest_collection_finish: it looks for the owners of trio's random numbers
 
 DEFAULT_DEADLINE_S = 30.0
 STUCK_GRACE_S = 10.0

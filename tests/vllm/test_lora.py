@@ -55,7 +55,7 @@ def test_who_names_an_adapter_gets_it_and_nobody_else(
 
 
 def test_what_vllm_cannot_do_beside_adapters_is_refused_by_name(engine: Engine) -> None:
-    with pytest.raises(OmniError, match="beside LoRA adapters") as refused:
+    with pytest.raises(OmniError, match="together with LoRA adapters") as refused:
         engine.admit(work(5, PROMPT, max_tokens=3, echo=True, logprobs=1))
     assert (refused.value.info.status, refused.value.info.param) == (400, "logprobs")
     with pytest.raises(OmniError, match="There is no adapter 'other'"):
