@@ -194,7 +194,10 @@ def test_an_old_plugin_is_found_sound(script: str, name: str, value: str) -> Non
 
 
 def test_an_old_platform_is_planned_for_and_its_options_are_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.warns(DeprecationWarning, match="platform OldPlatform states options_doc"):
+    with (
+        pytest.warns(DeprecationWarning, match="Stage: give options instead of defaults"),
+        pytest.warns(DeprecationWarning, match="platform OldPlatform states options_doc"),
+    ):
         old: Any = importlib.import_module("tests.protocol.old_plugins").OldPlatform
     monkeypatch.setattr(platforms, "select", lambda name=None: old() if name == "old" else CpuPlatform())
     plan = plan_of(ALIASED, "platforms.old.reserved_bytes=5", platform="old")
