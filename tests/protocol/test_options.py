@@ -178,6 +178,7 @@ def test_aliases_are_shown_among_the_keys() -> None:
 # --- plug-ins written before there was Option ------------------------------------------------------------------------
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("script", "name", "value"),
     [

@@ -16,6 +16,7 @@ from omni_actors.platforms.cpu.runtime import CpuRuntime
 from omni_actors.platforms.platform import PlatformError
 from omni_actors.platforms.runtime import DeviceRuntime, Patch
 from omni_actors.protocol.frames import Hello
+from omni_actors.protocol.options import Option
 from omni_actors.worker.device import kernels_of, runtime_of
 
 OPENED: list[str] = []
@@ -31,7 +32,7 @@ class ToyPlatform(CpuPlatform):
     contract = 1
     name = "toy"
     runtime = f"{__name__}:ToyRuntime"
-    options: ClassVar[dict[str, Any]] = {"speed": 1, "test": ""}
+    options: ClassVar[dict[str, Option]] = {"speed": Option(1), "test": Option("")}
 
 
 class ToyRuntime(CpuRuntime):
