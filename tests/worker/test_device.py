@@ -102,7 +102,10 @@ def test_every_option_has_a_value() -> None:
 
 @pytest.mark.parametrize(
     ("test", "said"),
-    [("known", "load the driver"), ("vendor", "RuntimeError: driver says 43 (`python -m omni_actors doctor`")],
+    [
+        ("known", "load the driver"),
+        ("vendor", "RuntimeError: driver says 43 (`python -m omni_actors doctor --platform lockless --deep`"),
+    ],
 )
 def test_a_device_that_cannot_be_opened_is_named_with_its_platform_and_the_remedy(test: str, said: str) -> None:
     for _ in range(2):  # it is tried again
