@@ -26,7 +26,7 @@ SHOWN = 10
 
 
 def cpu_seconds() -> float:
-    """User and system time of this process and of its descendants that were waited for."""
+    """Return the user and system time of this process and of its descendants that were waited for."""
     used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(it.ru_utime + it.ru_stime for it in used)
 
@@ -52,7 +52,7 @@ _BEGAN = pytest.StashKey[tuple[float, float]]()
 
 
 class Durations:
-    """What the controlling process gathers: one ``(seconds, CPU seconds)`` for each test that ended."""
+    """The durations that the controlling process gathers: one ``(seconds, CPU seconds)`` for each test that ended."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -3,98 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.models.stage_harness import Kept, LoadedStage
 
-from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload, pcm_payload
+from omni_actors.connectors.payload import Payload, pcm_payload
 from omni_actors.pipelines.declaration import Pipeline
-from omni_actors.protocol.errors import ErrorInfo, OmniError
-from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
-from omni_actors.protocol.options import filled
+from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.params import Speech
 from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
-from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.oneshot import GenerationEngine
 
 Array = np.ndarray[Any, Any]
 
 
-@dataclass
-class Kept:
-    """An outbox without limits that keeps what it gets, in order."""
-
-    payloads: list[tuple[int, Payload]] = field(default_factory=list)
-    done: dict[int, Usage] = field(default_factory=dict)
-    failed: dict[int, ErrorInfo] = field(default_factory=dict)
-
-    def ready(self, key: int) -> bool:
-        return True
+class PayloadsOnly(Kept):
+    """The outbox of a stage whose output goes to another stage alone."""
 
     def text(self, delta: TextDelta) -> None:
         raise AssertionError("a speech stage has no text to show")
 
-    def ledger(self, key: int, index: int, tokens: list[int], data: bytes = b"") -> None:
-        pass
-
     def media(self, chunk: MediaChunk) -> None:
         raise AssertionError("nobody asked to see this stage's output")
 
-    def allocate(self, key: int, kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:
-        return blank_payload(kind, meta, specs)
 
-    def emit(self, key: int, payload: Payload) -> None:
-        self.payloads.append((key, payload))
-
-    def consumed(self, key: int, port: str) -> None:
-        pass
-
-    def finish(self, key: int, usage: Usage) -> None:
-        self.done[key] = usage
-
-    def fail(self, key: int, error: ErrorInfo) -> None:
-        self.failed[key] = error
-
-    def reply(self, query: int, value: Any, error: ErrorInfo | None = None) -> None:
-        raise AssertionError("nobody asked")
-
-
-class Stage:
-    """One loaded stage."""
+class Stage(LoadedStage):
+    """One loaded stage of a speech family."""
 
     def __init__(self, pipeline: Pipeline, name: str, folder: Path, **options: Any) -> None:
-        stage = next(stage for stage in pipeline.stages if stage.name == name)
-        hello = Hello(
-            version=PROTOCOL_VERSION,
-            stage=name,
-            replica=0,
-            incarnation=1,
-            engine=stage.engine,
-            adapter=stage.adapter,
-            model=str(folder / stage.model),
-            options=filled(stage.options, options),
-        )
-        self.engine = GenerationEngine(hello)
-        self.info = self.engine.load(lambda text, fraction: None)
+        super().__init__(pipeline, name, folder, **options)
         self.adapter: Any = self.engine._adapter
 
     def admit(self, key: int, params: dict[str, Any], port: str | None, payloads: Sequence[Payload]) -> None:
-        """Take in a request whose input is all there."""
-        ports = frozenset() if port is None else frozenset([port])
-        self.engine.admit(Work(key, f"r{key}", params, ports, visible=False, routed=True))
-        if port is not None:
-            for payload in payloads:
-                self.engine.feed(key, port, payload, False)
-            self.engine.feed(key, port, None, True)
+        """Admit a request whose input is complete."""
+        self.take(key, params, port, payloads, visible=False, routed=True)
 
-    def run(self) -> Kept:
-        out = Kept()
-        while self.engine.runnable:
-            self.engine.step(out)
-        return out
+    def run(self, out: Kept | None = None) -> Kept:
+        return super().run(PayloadsOnly() if out is None else out)
 
 
 @dataclass

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.models.speech_harness import Array, Kept, SpeechHarness, check_seeds, clip, refusal
+from tests.models.speech_harness import Array, SpeechHarness, check_seeds, clip, refusal
+from tests.models.stage_harness import Kept
 from transformers import CsmForConditionalGeneration, CsmProcessor
 
 from omni_actors.models.csm.pipeline import PIPELINE

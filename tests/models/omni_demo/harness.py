@@ -3,85 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from tests.models.stage_harness import LoadedStage
 
-from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload, pcm_payload
+from omni_actors.connectors.payload import Payload, pcm_payload
 from omni_actors.models.omni_demo.pipeline import PIPELINE
-from omni_actors.protocol.errors import ErrorInfo, OmniError
-from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
-from omni_actors.protocol.options import filled
+from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.params import Speech, Transcription
-from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
-from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.oneshot import GenerationEngine
+from omni_actors.protocol.request import TextDelta
 
 
-@dataclass
-class Kept:
-    """An outbox without limits that keeps what it gets, in order."""
-
-    texts: list[TextDelta] = field(default_factory=list)
-    media_chunks: list[MediaChunk] = field(default_factory=list)
-    payloads: list[tuple[int, Payload]] = field(default_factory=list)
-    done: dict[int, Usage] = field(default_factory=dict)
-    failed: dict[int, ErrorInfo] = field(default_factory=dict)
-
-    def ready(self, key: int) -> bool:
-        return True
-
-    def text(self, delta: TextDelta) -> None:
-        self.texts.append(delta)
-
-    def ledger(self, key: int, index: int, tokens: list[int], data: bytes = b"") -> None:
-        pass
-
-    def media(self, chunk: MediaChunk) -> None:
-        self.media_chunks.append(chunk)
-
-    def allocate(self, key: int, kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:
-        return blank_payload(kind, meta, specs)
-
-    def emit(self, key: int, payload: Payload) -> None:
-        self.payloads.append((key, payload))
-
-    def consumed(self, key: int, port: str) -> None:
-        pass
-
-    def finish(self, key: int, usage: Usage) -> None:
-        self.done[key] = usage
-
-    def fail(self, key: int, error: ErrorInfo) -> None:
-        self.failed[key] = error
-
-    def reply(self, query: int, value: Any, error: ErrorInfo | None = None) -> None:
-        raise AssertionError("nobody asked")
-
-    def pcm(self, key: int) -> bytes:
-        return b"".join(chunk.data for chunk in self.media_chunks if chunk.key == key)
-
-
-class Stage:
+class Stage(LoadedStage):
     """One loaded stage of the demo. Requests are admitted by :meth:`admit` and run together by :meth:`run`."""
 
     def __init__(self, name: str, weights: Path, **options: Any) -> None:
-        stage = next(stage for stage in PIPELINE.stages if stage.name == name)
-        hello = Hello(
-            version=PROTOCOL_VERSION,
-            stage=name,
-            replica=0,
-            incarnation=1,
-            engine=stage.engine,
-            adapter=stage.adapter,
-            model=str(weights / stage.model),
-            options=filled(stage.options, options),
-        )
-        self.engine = GenerationEngine(hello)
-        self.info = self.engine.load(lambda text, fraction: None)
+        super().__init__(PIPELINE, name, weights, **options)
         self._key = 0
 
     def admit(
@@ -91,22 +32,12 @@ class Stage:
         payloads: Iterable[Payload] = (),
         routed: bool = False,
     ) -> int:
-        """A request whose input is all there. Raises the error of a request that is refused."""
+        """Admit a request whose input is complete, and return its key. Raises the error of a request that is
+        refused."""
         self._key += 1
-        ports = frozenset() if port is None else frozenset([port])
         params = {} if section is None else {type(section).__name__.lower(): section}
-        self.engine.admit(Work(self._key, f"r{self._key}", params, ports, visible=True, routed=routed))
-        if port is not None:
-            for payload in payloads:
-                self.engine.feed(self._key, port, payload, False)
-            self.engine.feed(self._key, port, None, True)
+        self.take(self._key, params, port, payloads, visible=True, routed=routed)
         return self._key
-
-    def run(self) -> Kept:
-        out = Kept()
-        while self.engine.runnable:
-            self.engine.step(out)
-        return out
 
 
 @dataclass

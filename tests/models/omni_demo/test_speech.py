@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.models.omni_demo.harness import Kept, Stage, Voice
+from tests.models.omni_demo.harness import Stage, Voice
+from tests.models.stage_harness import Kept
 
 from omni_actors.connectors.payload import Payload, text_payload
 from omni_actors.models.omni_demo.bridges import Sentences
