@@ -142,15 +142,11 @@ class Recovery:
     def request_ended(self, record: RequestStream) -> None:
         """Forget a terminal request, which waits for nothing any more."""
         self._stop_waiting(record)
-        accused = record in self._accused
-        if accused:
+        if record in self._accused:
             self._drop_accused(record)
         for quarantine in list(self._quarantines.values()):
-            suspects = quarantine.suspects
-            suspects.admitted.discard(record)
-            if accused:
-                suspects.forget(record)
-            if suspects.exhausted:
+            quarantine.suspects.forget(record)
+            if quarantine.suspects.exhausted:
                 self._test_next(quarantine)
 
     def request_released(self, record: RequestStream) -> None:
