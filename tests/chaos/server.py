@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 
 import httpx
 import trio
+from tests.harness.ports import free_port
 
 ADMIN_KEY = "chaos"
 
@@ -118,13 +118,6 @@ class Served:
             rss_mb=int(rss[1]) / 1024 if rss else 0.0,
             shm_files=frozenset(os.listdir("/dev/shm")),
         )
-
-
-def free_port() -> int:
-    with socket.socket() as it:
-        it.bind(("127.0.0.1", 0))
-        port: int = it.getsockname()[1]
-        return port
 
 
 @asynccontextmanager

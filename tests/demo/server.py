@@ -7,7 +7,6 @@ import os
 import re
 import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +17,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from tests.harness.ports import free_port
 
 from omni_actors.worker.compiled import FOLDERS
 
@@ -58,9 +59,14 @@ class Server:
         """Poll the server from outside, as an operator's script would."""
         deadline = time.monotonic() + seconds
         while not condition():
-            assert self.process.poll() is None, self.log.read_text()[-3000:]
+            self.assert_runs()
             assert time.monotonic() < deadline, self.log.read_text()[-3000:]
             time.sleep(0.05)
+        self.assert_runs()
+
+    def assert_runs(self) -> None:
+        """Raise AssertionError with the end of the log if the serving process has ended."""
+        assert self.process.poll() is None, self.log.read_text()[-3000:]
 
     def healthy(self) -> bool:
         try:
@@ -74,13 +80,6 @@ def _decoded(data: bytes) -> Any:
         return json.loads(data)
     except ValueError:
         return data
-
-
-def free_port() -> int:
-    with socket.socket() as it:
-        it.bind(("127.0.0.1", 0))
-        port: int = it.getsockname()[1]
-        return port
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from tests.harness import ports
 from tests.platforms import machines
 
 from omni_actors.entrypoints.cli import main
@@ -104,9 +105,7 @@ def text(report: Report) -> str:
 
 @pytest.fixture
 def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
+    return ports.free_port()
 
 
 def test_it_says_whether_a_server_could_listen_at_a_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

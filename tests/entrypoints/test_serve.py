@@ -20,7 +20,7 @@ from contextlib import contextmanager
 import pytest
 import trio
 from rich.console import Console
-from tests.demo.server import free_port
+from tests.harness.ports import free_port
 
 from omni_actors.entrypoints.loading import show_loading
 from omni_actors.orchestrator import open_orchestrator

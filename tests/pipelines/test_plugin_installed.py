@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import soundfile
 from openai import BadRequestError, OpenAI
-from tests.demo.server import Server, free_port, serving
+from tests.demo.server import Server, serving
+from tests.harness.ports import free_port
 from tests.pipelines.test_plugins import BROKEN
 from tests.platforms import distributions
 from tests.platforms.plugin_home import ROOT, build_plugin, install, make_home

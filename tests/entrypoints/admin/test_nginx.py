@@ -11,9 +11,9 @@ from pathlib import Path
 import httpx
 import pytest
 import trio
-from tests.demo.server import free_port
 from tests.entrypoints.admin.test_access import ADMIN_ROUTES, NGINX
 from tests.entrypoints.fakes import RATE, Step, message, served
+from tests.harness.ports import free_port
 
 from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.protocol.request import Completed, MediaChunk, Request, TextDelta
