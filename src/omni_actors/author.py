@@ -14,6 +14,7 @@ public contract: a name that goes, or takes or returns something else, is announ
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -129,6 +130,11 @@ TORCH = frozenset({"CodecAdapter", "AutoregressiveAdapter", "Decoder", "PromptIn
 """Names whose modules import torch: for adapters, which run in workers, and not for a pipeline's declaration."""
 
 __all__ = list(_WHERE)
+
+
+def modules() -> Mapping[str, str]:
+    """Return every exported name with the module of this package that defines the name, for the reference page."""
+    return dict(_WHERE)
 
 
 def __getattr__(name: str) -> Any:
