@@ -277,9 +277,10 @@ def test_all_bytes_together_are_bounded() -> None:
     harness.ask(q.Decode(owner="o", data=CLIP))
 
 
-def test_a_clip_that_outgrows_the_bytes_is_refused_while_it_grows() -> None:
+@pytest.mark.parametrize("slice_s", [0.001, 60.0], ids=["in many steps", "in one step"])
+def test_a_clip_that_outgrows_the_bytes_is_refused(slice_s: float) -> None:
     """A minute of silence is a few kilobytes of FLAC and 3.8 MB of samples."""
-    harness = MediaHarness(max_bytes=2 * PIECE)
+    harness = MediaHarness(max_bytes=2 * PIECE, slice_s=slice_s)
     stream = harness.ask(q.EncodeOpen(owner="o", format="flac", sample_rate=16_000))
     silence = b"".join(harness.ask(q.EncodeFeed(stream=stream, data=bytes(960_000)))["data"] for _ in range(2))
     silence += harness.ask(q.EncodeFinish(stream=stream))["data"]

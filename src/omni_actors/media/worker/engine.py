@@ -313,6 +313,9 @@ class MediaEngine(Engine):
         return medium
 
     def _keep(self, owner: str, medium: Medium) -> q.MediumInfo:
+        """Hold a decoded medium for its request. Raises 429 if there is no room, since nothing bounds a decoding that
+        begins and ends within one step."""
+        self._afford(medium.nbytes)
         return q.MediumInfo(self._held.clips.add(owner, medium), medium.modality, medium.seconds, medium.audio_seconds)
 
     def _open_stream(self, question: q.EncodeOpen) -> Stream:
