@@ -47,14 +47,14 @@ def mutated(dice: random.Random, corpus: Sequence[bytes], words: Sequence[bytes]
 
 
 def blind(target: Target, one: One, seconds: float, seed: int, found: Found, most: int | None = None) -> int:
-    """The seeds, then mutations of them and of each other, for so long but at most so many; the same for the same
-    ``seed``. Returns how many inputs were run."""
+    """Run every seed, however long that takes, then mutations of the seeds and of each other until the time is over, but
+    at most ``most`` inputs in all; the same inputs for the same ``seed``. Return how many inputs were run."""
     dice = random.Random(seed)
     corpus = list(target.seeds())
     end = time.monotonic() + seconds
     runs = 0
     fresh = list(corpus)
-    while time.monotonic() < end and (most is None or runs < most):
+    while (fresh or time.monotonic() < end) and (most is None or runs < most):
         data = fresh.pop() if fresh else mutated(dice, corpus, target.words, target.most)
         try:
             one(data)

@@ -32,6 +32,15 @@ def test_a_moment_of(name: str) -> None:
     assert runs >= min(INPUTS, len(target.seeds()))
 
 
+def test_every_seed_is_run_on_a_machine_without_time() -> None:
+    seen: list[bytes] = []
+    seeds = [bytes([number]) for number in range(9)]
+    target = Target("seeds", "nothing", plain(seen.append), lambda: list(seeds))
+    with target.opened() as one:
+        assert blind(target, one, 0.0, 0, lambda data, error: None) == 9
+    assert sorted(seen) == seeds
+
+
 def _picky(data: bytes) -> None:
     if b"mad" in data and data.count(b"\xff") > 1:
         raise ValueError
