@@ -29,6 +29,7 @@ import pytest
 import trio
 import trio.testing
 from tests import durations, tiers
+from tests.shared import Once, once
 
 with contextlib.suppress(ImportError):  # the environment of vLLM's tests has no hypothesis
     import hypothesis  # noqa: F401  # before pytest_collection_finish: it looks for the owners of trio's random numbers
@@ -242,3 +243,10 @@ def tiny_model() -> Callable[[str], Path]:
     from omni_actors.models.tiny.cache import cached
 
     return cached
+
+
+@pytest.fixture(scope="session")
+def shared_once(tmp_path_factory: pytest.TempPathFactory) -> Once:
+    """Make a file once for all processes of this run: call it with a name and a function that writes the file."""
+    own = tmp_path_factory.getbasetemp()
+    return functools.partial(once, own.parent if "PYTEST_XDIST_WORKER" in os.environ else own)
