@@ -47,8 +47,8 @@ def mutated(dice: random.Random, corpus: Sequence[bytes], words: Sequence[bytes]
 
 
 def blind(target: Target, one: One, seconds: float, seed: int, found: Found, most: int | None = None) -> int:
-    """Run every seed, however long that takes, then mutations of the seeds and of each other until the time is over, but
-    at most ``most`` inputs in all; the same inputs for the same ``seed``. Return how many inputs were run."""
+    """Run every seed, however long that takes, then mutations of the seeds and of each other until the time is over,
+    but at most ``most`` inputs in all; the same inputs for the same ``seed``. Return how many inputs were run."""
     dice = random.Random(seed)
     corpus = list(target.seeds())
     end = time.monotonic() + seconds
