@@ -11,6 +11,8 @@ section          estimated tokens
                  :data:`ANSWER_TOKENS`
 ``speech``       a frame per character of the text, at most ``max_tokens``; without a text :data:`ANSWER_TOKENS`
 ``transcription``  :data:`MEDIA_TOKENS_S` per second of the request's audio
+``image``        for a stage that denoises (it has the option ``steps``): ``n`` × steps × latent tokens, with a token
+                 for :data:`LATENT_PIXELS` pixels; for other stages a token per picture
 ===============  ======================================================================================================
 
 A stage that reads none of these counts one token per request.
@@ -23,8 +25,8 @@ from typing import Any
 import msgspec
 
 from omni_actors.pipelines.subgraph import StagePart
-from omni_actors.protocol.params import Prompt, Sampling, Speech
-from omni_actors.protocol.request import Event, MediaChunk, Request, TextDelta
+from omni_actors.protocol.params import ImageGeneration, Prompt, Sampling, Speech
+from omni_actors.protocol.request import Event, MediaChunk, Request, StepProgress, TextDelta
 
 CHARACTERS_PER_TOKEN = 4
 """Characters per token of English text, with the vocabularies of today's models; most other languages have fewer."""
@@ -37,6 +39,12 @@ IMAGE_TOKENS = 576
 
 ANSWER_TOKENS = 256
 """Tokens of an answer without a bound on its length."""
+
+LATENT_PIXELS = 256
+"""Pixels of one latent token: a patch of 2 × 2 latents of 8 × 8 pixels each, as in today's large models."""
+
+PICTURE_SIDE = 1024
+"""Width and height of a picture whose size is left to the model, for the estimate."""
 
 TEXT_OVERHEAD = 64
 """Bytes that a delta, or one of its logprobs, takes beside its text and tokens."""
@@ -57,6 +65,8 @@ def tokens_of(request: Request, part: StagePart) -> int:
         elif isinstance(section, Speech):
             frames = ANSWER_TOKENS if section.text is None else len(section.text)
             found += frames if section.max_tokens is None else min(frames, section.max_tokens)
+        elif isinstance(section, ImageGeneration):
+            found += _image_tokens(section, part)
         elif name == "transcription":
             found += sum(_media_tokens(medium.modality, medium.seconds) for medium in request.media)
     return max(1, found)
@@ -96,7 +106,17 @@ def event_bytes(event: Event) -> int:
         if event.logprobs:
             size += sum(TEXT_OVERHEAD * (1 + len(logprob.top)) for logprob in event.logprobs)
         return size
-    return 0
+    return TEXT_OVERHEAD if type(event) is StepProgress else 0
+
+
+def _image_tokens(section: ImageGeneration, part: StagePart) -> int:
+    options = part.stage.options
+    if "steps" not in options:
+        return section.n
+    steps = section.steps if section.steps is not None else options["steps"] or 1
+    side = options.get("size") or PICTURE_SIDE
+    pixels = (section.width or side) * (section.height or side)
+    return section.n * int(steps) * max(1, pixels // LATENT_PIXELS)
 
 
 def _media_tokens(modality: str, seconds: float) -> int:

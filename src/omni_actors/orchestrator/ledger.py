@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from omni_actors.orchestrator.pictures import PictureLedger
 from omni_actors.pipelines.declaration import Recovery
 from omni_actors.protocol.frames import Ledger, Prefix
 from omni_actors.protocol.request import MediaChunk, TextDelta
@@ -55,21 +56,24 @@ class _Text:
 class StageLedger:
     """The ledger of one stage of one request."""
 
-    __slots__ = ("_at", "_data", "_recovery", "_texts", "_tokens", "delivered")
+    __slots__ = ("_at", "_data", "_pictures", "_recovery", "_texts", "_tokens", "delivered")
 
     def __init__(self, recovery: Recovery) -> None:
         self._recovery = recovery
         self._tokens: list[list[int]] = []
         self._data = bytearray()
         self._texts: dict[int, _Text] = {}
+        self._pictures: PictureLedger | None = None
         self._at = 0
         self.delivered = 0
-        """Units of media that the client has: samples per channel of audio, bytes of any other modality."""
+        """Units of media that the client has: samples per channel of audio, bytes of any other modality. Pictures are
+        not counted here."""
 
     @property
     def has_output(self) -> bool:
         """Whether the client has any output of this stage."""
-        return bool(self.delivered or self._texts or any(self._tokens))
+        pictures = self._pictures is not None and bool(self._pictures.whole)
+        return bool(self.delivered or self._texts or any(self._tokens) or pictures)
 
     def text(self, delta: TextDelta) -> TextDelta | None:
         """Note a text delta. Returns the part for the client."""
@@ -83,8 +87,12 @@ class StageLedger:
 
     def media(self, chunk: MediaChunk) -> MediaChunk | None:
         """Note a piece of media. Returns the part for the client. Raises :class:`Diverged` when the piece leaves a
-        gap."""
+        gap, and ``OmniError`` for a picture that is too large."""
         meta = chunk.meta
+        if chunk.modality == "image":
+            if self._pictures is None:
+                self._pictures = PictureLedger()
+            return self._pictures.take(chunk)
         frame = 2 * meta["channels"] if chunk.modality == "audio" else 1
         begin = meta.get("start", self._at)
         self._at = begin + len(chunk.data) // frame
@@ -112,6 +120,8 @@ class StageLedger:
     def again(self) -> tuple[Prefix | None, int]:
         """Begin a new attempt. Returns the ``prefix`` and ``delivered`` of its Submit."""
         self._at = 0
+        if self._pictures is not None:
+            self._pictures.again()
         for text in self._texts.values():
             text.at = text.at_token = 0
         prefix = None

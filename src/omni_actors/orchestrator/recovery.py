@@ -112,7 +112,7 @@ class Recovery:
             record.fail(poison(stage).info)
         elif decision is Decision.FAIL:
             record.fail(error)
-        elif (obstacle := record.resume_obstacle) is not None:
+        elif (obstacle := resume_obstacle(record)) is not None:
             record.fail(not_resumable(obstacle).info)
         else:
             log.info("resumes after the end of %s", replica.name, extra={"request": record.id})
@@ -278,3 +278,14 @@ class Recovery:
             self._open(following)
         self._returned()
         self.resume_waiting()
+
+
+def resume_obstacle(record: RequestStream) -> str | None:
+    """Return the stage whose output or input keeps another attempt from going on where this one was, if there is
+    one."""
+    assert record.subgraph is not None
+    for part in record.subgraph.parts:
+        ledger = record.ledgers.get(part.stage.name)
+        if part.stage.recovery == "none" and ledger is not None and ledger.has_output:
+            return part.stage.name
+    return None if record.streamed_input is None else record.streamed_input.lost_for

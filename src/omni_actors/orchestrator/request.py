@@ -1,11 +1,8 @@
 """The record of one request, in its caller's task.
 
 The readers of the replicas advance the record synchronously (as their
-:class:`~omni_actors.stages.replica.RequestListener`), and the caller receives events from it. There is no task, channel
-or nursery per request or stage, and at most one wake per turn of a reader.
-
-Of the states (:class:`~omni_actors.protocol.states.RequestState`), *terminal* is the end for the caller: exactly one of
-completed, failed and cancelled. *Released* follows when every stage has released the request or died.
+:class:`~omni_actors.stages.listener.RequestListener`), and the caller receives events from it. There is no task,
+channel or nursery per request or stage, and at most one wake per turn of a reader.
 """
 
 from __future__ import annotations
@@ -22,6 +19,7 @@ import trio
 
 from omni_actors.orchestrator.bisection import RECOVERABLE, CrashHistory
 from omni_actors.orchestrator.estimate import event_bytes
+from omni_actors.orchestrator.latest import supersede
 from omni_actors.orchestrator.ledger import Diverged, StageLedger
 from omni_actors.orchestrator.owner import RequestObserver, RequestOwner, report_left
 from omni_actors.orchestrator.permits import Permit
@@ -30,7 +28,16 @@ from omni_actors.pipelines.subgraph import Subgraph
 from omni_actors.protocol.codec import frame
 from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request, not_resumable
 from omni_actors.protocol.frames import Feed, Ledger
-from omni_actors.protocol.request import Completed, Event, MediaChunk, Request, StageDone, TextDelta, Usage
+from omni_actors.protocol.request import (
+    Completed,
+    Event,
+    MediaChunk,
+    Request,
+    StageDone,
+    StepProgress,
+    TextDelta,
+    Usage,
+)
 from omni_actors.protocol.states import RequestState, advance
 from omni_actors.stages.replica import StageReplica
 
@@ -213,11 +220,15 @@ class RequestStream:
             return
         try:
             new = self._ledger(replica).media(chunk)
-        except Diverged:
-            self.fail(not_resumable(replica.stage.name).info)
+        except (Diverged, OmniError) as error:
+            self.fail(error.info if isinstance(error, OmniError) else not_resumable(replica.stage.name).info)
             return
         if new is not None:
             self._push(replica, new)
+
+    def on_progress(self, replica: StageReplica, progress: StepProgress) -> None:
+        if progress.key == self.key:
+            self._push(replica, progress)
 
     def on_ledger(self, replica: StageReplica, entry: Ledger) -> None:
         if entry.key == self.key:
@@ -302,29 +313,16 @@ class RequestStream:
         for stage, piece in () if self.streamed_input is None else self.streamed_input.kept:
             self.replicas[stage].send(frame(msgspec.structs.replace(piece, key=self.key)))
 
-    @property
-    def resume_obstacle(self) -> str | None:
-        """The stage whose output or input keeps another attempt from going on where this one was, if there is one."""
-        assert self.subgraph is not None
-        for part in self.subgraph.parts:
-            ledger = self.ledgers.get(part.stage.name)
-            if part.stage.recovery == "none" and ledger is not None and ledger.has_output:
-                return part.stage.name
-        return None if self.streamed_input is None else self.streamed_input.lost_for
-
     def _ledger(self, replica: StageReplica) -> StageLedger:
-        stage = replica.stage
-        ledger = self.ledgers.get(stage.name)
-        if ledger is None:
-            ledger = self.ledgers[stage.name] = StageLedger(stage.recovery)
-        return ledger
+        name = replica.stage.name
+        return self.ledgers.get(name) or self.ledgers.setdefault(name, StageLedger(replica.stage.recovery))
 
     def _progress(self, replica: StageReplica) -> None:
         """Tell the owner of a report that has been awaited since a death."""
         if self.crash_history is not None and self.crash_history.awaited_since:
             self._owner.stage_progressed(self, replica)
 
-    def _push(self, replica: StageReplica, event: TextDelta | MediaChunk) -> None:
+    def _push(self, replica: StageReplica, event: TextDelta | MediaChunk | StepProgress) -> None:
         if not self.state.live:
             return
         if self.state is RequestState.ADMITTED:
@@ -342,9 +340,12 @@ class RequestStream:
                 self._first_text_observer.received(event)
                 self._first_text_observer = None
             return
-        self._events.append(event)
-        self._waiting_bytes += event_bytes(event)
-        if self._waiting_bytes > self._max_waiting_bytes:
+        if type(event) is TextDelta or (more := supersede(self._events, event)) is None:
+            self._events.append(event)
+            more = event_bytes(event)
+        self._waiting_bytes += more
+        # A picture alone may be larger than all that may wait.
+        if self._waiting_bytes > self._max_waiting_bytes and len(self._events) > 1:
             self._events.clear()
             self.fail(
                 ErrorInfo(message="The client does not read its stream.", type="timeout_error", code="slow_client")

@@ -14,7 +14,7 @@ from omni_actors.pipelines.subgraph import Subgraph
 from omni_actors.protocol.codec import FrameTooLarge, frame, raw
 from omni_actors.protocol.errors import invalid_request, stage_unavailable, too_large
 from omni_actors.protocol.frames import Submit
-from omni_actors.protocol.params import Sampling
+from omni_actors.protocol.params import ImageGeneration, Sampling
 from omni_actors.protocol.request import Request
 from omni_actors.stages.replica import StageReplica
 
@@ -30,6 +30,10 @@ def sections_of(request: Request, declared: Sequence[Parameter] = ()) -> dict[st
     if declared:
         params = {**params, SECTION: complete(declared, params.get(SECTION) or {})}
     sampling = params.get("sampling")
+    image = params.get("image")
+    if type(image) is ImageGeneration and image.seed is None:
+        # A seed that survives JSON numbers, and leaves room for n pictures.
+        params = {**params, "image": msgspec.structs.replace(image, seed=random.getrandbits(32))}
     if type(sampling) is Sampling and sampling.seed is None:
         params = {**params, "sampling": msgspec.structs.replace(sampling, seed=random.getrandbits(63))}
     try:
@@ -47,6 +51,7 @@ def submits_of(
     """Return the Submit frame of each replica, consumers first, so that a chunk seldom meets a worker that does not
     know its request yet. Raises 413 for a request that is too large for a frame."""
     submits, sections, ledgers = [], record.sections, record.ledgers
+    priority = record.request.priority
     try:
         for part in reversed(graph.parts):
             name = part.stage.name
@@ -60,7 +65,7 @@ def submits_of(
             if (ledger := ledgers.get(name)) is not None:
                 prefix, delivered = ledger.again()
             submit = Submit(
-                key, record.id, params, part.ports, routes, part.visible, sources, prefix, delivered, budget_s
+                key, record.id, params, part.ports, routes, part.visible, sources, prefix, delivered, budget_s, priority
             )
             submits.append((replica, frame(submit)))
     except FrameTooLarge as error:

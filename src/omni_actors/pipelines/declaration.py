@@ -97,6 +97,8 @@ class Stage:
     vllm: str = ""
     """Dotted name of the stage's adapter where vLLM computes the stage: a
     :class:`~omni_actors.worker.engines.autoregressive.adapter.PromptAdapter`. Empty: vLLM does not."""
+    host: bool = False
+    """Whether the stage computes on no device: its platform is ``cpu`` unless a setting names another."""
     doc: str = ""
 
 

@@ -113,7 +113,7 @@ def resolve(
     media = resolve_name(MEDIA) if _has_media(chosen) else None
     own = [*(peek_overlay(overlay, *STAGE_PLATFORMS) if overlay else ()), *peek_overrides(overrides, *STAGE_PLATFORMS)]
     platforms = find_platforms(platform, early.get("platform"), own)
-    if media is not None:
+    if media is not None or any(stage.host for stage in chosen.stages):
         platforms.get(MEDIA_PLATFORM, "the media process")
     schema = settings_schema(_settable(family), platforms.all(), media, platforms.overruled)
     listed = [*(read_overlay(overlay, schema) if overlay else ()), *read_overrides(overrides, schema)]

@@ -21,10 +21,11 @@ _BY_KIND: dict[str, dict[str, Option]] = {
     "autoregressive": {"max_requests": limits.MAX_REQUESTS},
     "vllm": {"max_requests": limits.MAX_REQUESTS},
     "generation": {"max_batch": limits.MAX_BATCH, "max_requests": limits.MAX_REQUESTS},
+    "diffusion": {"max_requests": limits.MAX_REQUESTS},
 }
 
 
-STEP_BUDGET_S = {"autoregressive": 120.0, "vllm": 120.0, "generation": 300.0}
+STEP_BUDGET_S = {"autoregressive": 120.0, "vllm": 120.0, "generation": 300.0, "diffusion": 300.0}
 """How long one step may take, by engine kind, before its worker counts as stuck: many times what the slowest takes on a
 CPU, since a step that is cut short by mistake costs more than one that is waited for."""
 
@@ -47,6 +48,7 @@ def limits_of(engine: str) -> dict[str, Option]:
 _OPTIONS = {
     "autoregressive": "omni_actors.worker.engines.autoregressive.options",
     "vllm": "omni_actors.worker.engines.vllm.options",
+    "diffusion": "omni_actors.worker.engines.diffusion.options",
 }
 """Engine kind → the module beside the engine, without torch, that declares its ``OPTIONS`` (name → :class:`Option`),
 and if its workers need one, their ``ENVIRONMENT``."""

@@ -44,6 +44,8 @@ BUILTINS = {
     "qwen3-asr": "omni_actors.models.qwen3_asr.pipeline:PIPELINE",
     "voxtral": "omni_actors.models.voxtral.pipeline:PIPELINE",
     "kyutai-stt": "omni_actors.models.kyutai_stt.pipeline:PIPELINE",
+    "stable-diffusion-3": "omni_actors.models.sd3.pipeline:PIPELINE",
+    "stable-diffusion-3-apart": "omni_actors.models.sd3.pipeline:APART",
     "stub": "omni_actors.models.stub.pipeline:PIPELINE",
     "stub-voice": "omni_actors.models.stub.voice:PIPELINE",
 }

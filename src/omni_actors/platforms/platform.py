@@ -143,6 +143,7 @@ class OmniPlatform(ABC):
     engines: ClassVar[Mapping[str, str]] = {
         "autoregressive": "omni_actors.worker.engines.autoregressive:AutoregressiveEngine",
         "generation": "omni_actors.worker.engines.oneshot:GenerationEngine",
+        "diffusion": "omni_actors.worker.engines.diffusion:DiffusionEngine",
     }
     options: ClassVar[Mapping[str, Option]] = {}
     options_doc: ClassVar[Any] = _OldOptions("doc")

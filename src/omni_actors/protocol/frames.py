@@ -44,7 +44,7 @@ from typing import Any
 import msgspec
 
 from omni_actors.protocol.errors import ErrorInfo
-from omni_actors.protocol.request import MediaChunk, StageDone, StageFailed, TextDelta
+from omni_actors.protocol.request import MediaChunk, StageDone, StageFailed, StepProgress, TextDelta
 
 PROTOCOL_VERSION = 1
 
@@ -202,7 +202,7 @@ class Submit(msgspec.Struct, tag="submit", array_like=True):
     ``routes`` for input by TCP: such a link can break while both its ends live. ``prefix`` is for a stage that
     continues an earlier attempt. ``delivered`` are the units of media (for audio: samples per channel) of this stage
     that the client already has: the stage may leave them out. ``deadline_s`` is the rest of the request's time, in
-    seconds.
+    seconds; ``priority`` that of the request, the lower the earlier.
     """
 
     key: int
@@ -215,6 +215,7 @@ class Submit(msgspec.Struct, tag="submit", array_like=True):
     prefix: Prefix | None = None
     delivered: int = 0
     deadline_s: float | None = None
+    priority: int = 0
 
 
 class Feed(msgspec.Struct, tag="feed", array_like=True):
@@ -270,6 +271,7 @@ class Step(msgspec.Struct, tag="step", array_like=True):
     released: list[int] = []
     fed: list[tuple[int, int]] = []
     ledger: list[Ledger] = []
+    progress: list[StepProgress] = []
 
 
 class Unlinked(msgspec.Struct, tag="unlinked", array_like=True):

@@ -122,7 +122,56 @@ class Transcription(msgspec.Struct, kw_only=True, omit_defaults=True):
     max_tokens: Annotated[int, Meta(ge=1, le=2**53)] | None = None
 
 
+class LoraScale(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A LoRA adapter of the stage by name, and the factor of its weights."""
+
+    name: str
+    scale: float = 1.0
+
+
+class ImageGeneration(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """Section ``image``: the pictures that a diffusion stage makes, and the manner.
+
+    ``prompt`` is ``None`` when the text comes by an edge. ``n`` pictures are made, each from a seed of its own: picture
+    ``i`` from ``seed + i``, and the orchestrator draws ``seed`` if the client leaves it open. ``width`` and ``height``
+    are in pixels; ``None`` is the model's own size. ``steps`` is the number of denoising steps, ``guidance`` the
+    family's ``guidance_scale`` and ``true_guidance`` the ``true_cfg_scale`` of families that have both, ``strength``
+    (0 to 1) the part of the schedule that an edit goes through, ``layers`` the number of layers of a layered picture;
+    ``None`` means the model's own.
+
+    ``pictures`` counts the client's pictures that come on the stage's port, in order; with ``mask`` one more follows,
+    whose transparent pixels are to be changed. ``loras`` are the adapters of this request. ``cache`` are settings of
+    the step cache by name; empty for none.
+
+    ``previews`` asks for a preview after every so many steps (0: none), ``progress`` for an event after each step.
+    ``format`` (``png``, ``webp`` or ``jpeg``), ``compression`` (0 to 100, the quality for lossy formats) and
+    ``background`` (``transparent`` or ``opaque``) are for the stage that writes the files.
+    """
+
+    prompt: str | None = None
+    negative_prompt: str | None = None
+    n: int = 1
+    width: int | None = None
+    height: int | None = None
+    steps: int | None = None
+    guidance: float | None = None
+    true_guidance: float | None = None
+    seed: int | None = None
+    strength: float | None = None
+    layers: int | None = None
+    pictures: int = 0
+    mask: bool = False
+    loras: list[LoraScale] = []
+    cache: dict[str, float] = {}
+    previews: int = 0
+    progress: bool = False
+    format: str = "png"
+    compression: int | None = None
+    background: str | None = None
+
+
 SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "image": ImageGeneration,
     "prompt": Prompt,
     "sampling": Sampling,
     "speech": Speech,

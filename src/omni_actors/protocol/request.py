@@ -50,13 +50,17 @@ class Request(msgspec.Struct, kw_only=True):
 
 
 class Usage(msgspec.Struct, omit_defaults=True, kw_only=True):
-    """The consumption and production of one stage for one request. Audio in seconds."""
+    """The consumption and production of one stage for one request. Audio in seconds. ``steps`` counts the denoising
+    steps of all pictures, ``skipped_steps`` those of them that a step cache answered."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
     audio_input_s: float = 0.0
     audio_output_s: float = 0.0
+    images: int = 0
+    steps: int = 0
+    skipped_steps: int = 0
 
 
 class TokenLogprob(msgspec.Struct, array_like=True, frozen=True):
@@ -91,13 +95,32 @@ class TextDelta(msgspec.Struct, array_like=True, frozen=True):
 
 
 class MediaChunk(msgspec.Struct, array_like=True, frozen=True):
-    """A piece of client-visible audio (or later image, video, action). For audio: ``data`` is little-endian signed
-    16-bit PCM, whole frames, ``meta`` has ``sample_rate`` (Hz) and ``channels``."""
+    """A piece of client-visible audio, or a picture.
+
+    Audio: ``data`` is little-endian signed 16-bit PCM, whole frames; ``meta`` has ``sample_rate`` (Hz) and
+    ``channels``.
+
+    Modality ``image``: ``data`` is an encoded picture. ``meta`` has ``index`` (the picture among the ``n`` of the
+    request), ``format``, ``width``, ``height`` and ``seed``. With ``preview`` (the step, counted from 1) the picture is
+    a preview: a newer one replaces a preview of the same index that nobody has received, and it counts for nothing. A
+    picture over a frame's limit comes from its worker in pieces, with ``piece`` and ``pieces`` in ``meta``; a client
+    gets the whole.
+    """
 
     key: int
     modality: str
     meta: dict[str, Any]
     data: bytes
+
+
+class StepProgress(msgspec.Struct, array_like=True, frozen=True):
+    """Denoising step ``step`` of ``steps`` (counted from 1) of picture ``index`` is done. A newer event replaces an
+    older one of the same picture that nobody has received."""
+
+    key: int
+    index: int
+    step: int
+    steps: int
 
 
 class StageDone(msgspec.Struct, array_like=True, frozen=True):
@@ -120,5 +143,5 @@ class Completed(msgspec.Struct, frozen=True):
     usage: dict[str, Usage]
 
 
-Event = TextDelta | MediaChunk | Completed
+Event = TextDelta | MediaChunk | StepProgress | Completed
 """An event that an entrypoint receives. Failure and cancellation are raised, not delivered."""

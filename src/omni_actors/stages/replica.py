@@ -12,7 +12,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Awaitable, Callable
-from typing import Any, Never, Protocol
+from typing import Any, Never
 
 import msgspec
 import trio
@@ -26,7 +26,6 @@ from omni_actors.protocol.errors import ErrorInfo, stage_died, stage_replaced, s
 from omni_actors.protocol.frames import (
     PROTOCOL_VERSION,
     Abort,
-    Ledger,
     Progress,
     Ready,
     Reply,
@@ -38,31 +37,15 @@ from omni_actors.protocol.frames import (
     Welcome,
     Wire,
 )
-from omni_actors.protocol.request import MediaChunk, StageDone, TextDelta
 from omni_actors.protocol.states import ReplicaState, advance
 from omni_actors.protocol.status import ExitCause
 from omni_actors.stages.channel import Channel
 from omni_actors.stages.history import ReplicaHistory, restart_policy
+from omni_actors.stages.listener import RequestListener
 from omni_actors.stages.liveness import Watch
 from omni_actors.stages.questions import Questions
 
 log = logging.getLogger("omni_actors.stages")
-
-
-class RequestListener(Protocol):
-    """A request, as its replicas see it.
-
-    All methods are synchronous and never raise. An event of an attempt (``key``) that is over changes nothing, except
-    that the attempt is released.
-    """
-
-    def on_text(self, replica: StageReplica, delta: TextDelta) -> None: ...
-    def on_media(self, replica: StageReplica, chunk: MediaChunk) -> None: ...
-    def on_ledger(self, replica: StageReplica, entry: Ledger) -> None: ...
-    def on_done(self, replica: StageReplica, done: StageDone) -> None: ...
-    def on_failed(self, replica: StageReplica, key: int, error: ErrorInfo) -> None: ...
-    def on_released(self, replica: StageReplica, key: int) -> None: ...
-    def on_fed(self, key: int, count: int) -> None: ...
 
 
 class StageReplica:
@@ -93,7 +76,7 @@ class StageReplica:
         """Link ids by (other stage, other replica), for both directions."""
         self.address: tuple[str, int] | None = None
         """The address of the worker for links by TCP."""
-        self.requests: dict[int, RequestListener] = {}
+        self.requests: dict[int, RequestListener[StageReplica]] = {}
         self.requests_at_exit = 0
         """Requests that were in the last worker when that worker ended."""
         self.quarantined = False
@@ -187,7 +170,7 @@ class StageReplica:
 
     # ---- requests
 
-    def submit(self, key: int, listener: RequestListener, data: bytes, *, later: bool) -> None:
+    def submit(self, key: int, listener: RequestListener[StageReplica], data: bytes, *, later: bool) -> None:
         """Send an encoded Submit, and let the listener be told of the request's events. The replica must be live."""
         assert self._channel is not None
         if not self.requests:
@@ -372,6 +355,9 @@ class StageReplica:
         for chunk in step.media:
             if (it := requests.get(chunk.key)) is not None:
                 it.on_media(self, chunk)
+        for progress in step.progress:
+            if (it := requests.get(progress.key)) is not None:
+                it.on_progress(self, progress)
         for done in step.done:
             if (it := requests.get(done.key)) is not None:
                 it.on_done(self, done)

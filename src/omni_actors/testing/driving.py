@@ -10,7 +10,7 @@ from typing import Any
 
 from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload
 from omni_actors.protocol.errors import ErrorInfo
-from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
+from omni_actors.protocol.request import MediaChunk, StepProgress, TextDelta, Usage
 from omni_actors.testing.outcome import Outcome
 from omni_actors.worker.engine import Engine, Work
 from omni_actors.worker.isolation import Faults
@@ -63,6 +63,9 @@ class Box:
     def media(self, chunk: MediaChunk) -> None:
         if (outcome := self._open(chunk.key, "media")) is not None:
             outcome.sound += chunk.data
+
+    def progress(self, progress: StepProgress) -> None:
+        self._open(progress.key, "progress")
 
     def ledger(self, key: int, index: int, tokens: list[int], data: bytes = b"") -> None:
         """Ignore records for a new attempt: there is none here."""

@@ -18,7 +18,7 @@ from omni_actors.connectors.payload import Payload, TensorSpecs
 from omni_actors.plugins.contract import CONTRACT
 from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request
 from omni_actors.protocol.frames import Hello, Prefix, Query
-from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
+from omni_actors.protocol.request import MediaChunk, StepProgress, TextDelta, Usage
 
 if TYPE_CHECKING:
     from omni_actors.worker.ranks import Followers
@@ -38,6 +38,9 @@ class Work:
     continues behind the prefix: the prefix is neither computed nor sent to the client again, but payloads for later
     stages are emitted again. ``delivered`` is the number of samples per channel of this stage that the client already
     has: the stage may begin there, if its chunks' metadata say so (``start``).
+
+    ``priority`` orders requests inside an engine that can choose, the lower the earlier; ``deadline_s`` is the rest of
+    the request's time in seconds when it was submitted.
     """
 
     key: int
@@ -48,6 +51,8 @@ class Work:
     routed: bool = False
     prefix: Prefix | None = None
     delivered: int = 0
+    priority: int = 0
+    deadline_s: float | None = None
 
 
 class Outbox(Protocol):
@@ -65,6 +70,10 @@ class Outbox(Protocol):
 
     def media(self, chunk: MediaChunk) -> None:
         """Send media to the client, if the client wants this stage's output."""
+        ...
+
+    def progress(self, progress: StepProgress) -> None:
+        """Tell the client that a denoising step is done, whether the client wants this stage's output or not."""
         ...
 
     def ledger(self, key: int, index: int, tokens: list[int], data: bytes = b"") -> None:

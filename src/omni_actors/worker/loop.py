@@ -251,6 +251,8 @@ class Worker:
                     routed=bool(routes),
                     prefix=message.prefix,
                     delivered=message.delivered,
+                    priority=message.priority,
+                    deadline_s=message.deadline_s,
                 )
             )
         except Exception as error:

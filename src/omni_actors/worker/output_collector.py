@@ -18,7 +18,7 @@ from omni_actors.connectors.shared_memory import Arena
 from omni_actors.protocol.codec import FrameTooLarge
 from omni_actors.protocol.errors import ErrorInfo, out_of_memory, stage_failed
 from omni_actors.protocol.frames import ANY_KIND, Ack, Ledger, Reply, Step
-from omni_actors.protocol.request import MediaChunk, StageDone, StageFailed, TextDelta, Usage
+from omni_actors.protocol.request import MediaChunk, StageDone, StageFailed, StepProgress, TextDelta, Usage
 from omni_actors.worker.checks import OutputError
 from omni_actors.worker.control_socket import ControlSocket
 from omni_actors.worker.credits import RequestCredits, Source
@@ -84,6 +84,10 @@ class OutputCollector:
         request = self.requests.get(chunk.key)
         if request is not None and request.visible:
             self._step.media.append(chunk)
+
+    def progress(self, progress: StepProgress) -> None:
+        if progress.key in self.requests:
+            self._step.progress.append(progress)
 
     def ledger(self, key: int, index: int, tokens: list[int], data: bytes = b"") -> None:
         if key in self.requests:
@@ -245,7 +249,16 @@ class OutputCollector:
             for key in [key for key, request in self.draining.items() if request.written and not request.holds_memory]:
                 del self.draining[key]
                 step.released.append(key)
-        if not (step.texts or step.media or step.done or step.failed or step.released or step.fed or step.ledger):
+        if not (
+            step.texts
+            or step.media
+            or step.done
+            or step.failed
+            or step.released
+            or step.fed
+            or step.ledger
+            or step.progress
+        ):
             return
         self._step = Step()
         if sum(len(chunk.data) for chunk in step.media) <= _FULL_STEP:
@@ -305,6 +318,7 @@ class OutputCollector:
         events += [("text", it, TextDelta, Step(texts=[it])) for it in step.texts]
         events += [("ledger", it, Ledger, Step(ledger=[it])) for it in step.ledger]
         events += [("media", it, MediaChunk, Step(media=[it])) for it in step.media]
+        events += [("progress", it, StepProgress, Step(progress=[it])) for it in step.progress]
         failed: set[int] = set()
         for call, it, kind, event in events:
             if it.key in failed:

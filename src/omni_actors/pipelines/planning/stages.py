@@ -83,10 +83,10 @@ def stages_of(
 
 
 def _platform(stage: Stage, platforms: Platforms, settings: Settings) -> OmniPlatform:
-    """Return the platform that the stage names, else the deployment's default. The media process computes on no
-    device."""
+    """Return the platform that the stage names, else the deployment's default. The media process and stages of the
+    host compute on no device."""
     path = f"{stage_path(stage.name)}.platform"
-    if stage.name == MEDIA_STAGE:
+    if stage.name == MEDIA_STAGE or stage.host:
         name = settings.get(path, MEDIA_PLATFORM, DECLARED)
     else:
         name = settings.get(path, platforms.default.name, platforms.origin)

@@ -20,7 +20,7 @@ from omni_actors.moved import moved_names
 from omni_actors.platforms.platform import OmniPlatform
 from omni_actors.protocol.errors import ErrorInfo
 from omni_actors.protocol.frames import Hello
-from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
+from omni_actors.protocol.request import MediaChunk, StepProgress, TextDelta, Usage
 from omni_actors.worker.engine import Engine, Outbox, Work
 from omni_actors.worker.engines.oneshot.outputs import add_usage
 from omni_actors.worker.isolation import Faults
@@ -225,6 +225,9 @@ class _Place:
 
     def media(self, chunk: MediaChunk) -> None:
         self.out.media(chunk)
+
+    def progress(self, progress: StepProgress) -> None:
+        self.out.progress(progress)
 
     def ledger(self, key: int, index: int, tokens: list[int], data: bytes = b"") -> None:
         """Drop the entry, since a chain is computed again as a whole."""

@@ -1,0 +1,310 @@
+"""The adapter over diffusers' components: what the step-batched families share.
+
+A family says how it embeds prompts, what its latents look like, and how one forward computes rows of several cursors.
+The transformer (or UNet), the schedulers and the VAE are diffusers'.
+"""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import diffusers
+import numpy as np
+import torch
+
+from omni_actors.models.diffusion.rows import Conditioning, Row
+from omni_actors.models.diffusion.sizes import check_size
+from omni_actors.protocol.errors import invalid_request
+from omni_actors.protocol.frames import Hello
+from omni_actors.protocol.options import filled
+from omni_actors.protocol.params import ImageGeneration
+from omni_actors.worker.device import runtime_of
+from omni_actors.worker.engine import Work
+from omni_actors.worker.engines.diffusion.adapter import DECODE, DENOISE, ENCODE, DiffusionAdapter
+from omni_actors.worker.engines.diffusion.cursor import Cursor, Footprint
+from omni_actors.worker.engines.diffusion.options import OPTIONS
+
+Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class DiffusersAdapter(DiffusionAdapter):
+    """A family over the components of one diffusers pipeline, ``self.pipe``.
+
+    The pipeline object is never called: it holds the components and their helpers (``encode_prompt``,
+    ``prepare_latents``). ``hello.model`` is the folder with ``model_index.json``.
+    """
+
+    pipeline_class: ClassVar[str]
+    """Name of diffusers' pipeline class."""
+    denoiser: ClassVar[str] = "transformer"
+    """Name of the component that denoises."""
+    encoders: ClassVar[tuple[str, ...]] = ()
+    """Names of the components that only :meth:`encode` uses."""
+    default_steps: ClassVar[int] = 28
+    default_guidance: ClassVar[float] = 5.0
+
+    def __init__(self, hello: Hello) -> None:
+        super().__init__(hello)
+        self.options: Mapping[str, Any] = filled(OPTIONS, hello.options)
+        self.dtype: torch.dtype = getattr(torch, hello.dtype)
+        self.device = torch.device(hello.device)
+        self.runtime = runtime_of(hello)
+        self.pipe: Any
+
+    # ---- loading
+
+    def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
+        progress("loading the weights", None)
+        absent = {name: None for part, names in self._components().items() if part not in self.parts for name in names}
+        diffusers.utils.logging.disable_progress_bar()
+        loader = getattr(diffusers, self.pipeline_class)
+        self.pipe = loader.from_pretrained(self.hello.model, torch_dtype=self.dtype, local_files_only=True, **absent)
+        self.pipe.to(self.device)
+        self.pipe.set_progress_bar_config(disable=True)
+        self.prepare()
+        progress("warming up", None)
+        self.prove()
+        return self.facts()
+
+    def _components(self) -> dict[str, tuple[str, ...]]:
+        return {ENCODE: self.encoders, DENOISE: (self.denoiser,), DECODE: ()}
+
+    def prepare(self) -> None:
+        """Set up what the family needs beside the components, after loading."""
+
+    def facts(self) -> dict[str, Any]:
+        """Return the facts of the loaded model for the serving process."""
+        width, height = self.default_size
+        return {
+            "width": width,
+            "height": height,
+            "multiple": self.multiple,
+            "max_pixels": self.max_pixels,
+            "steps": self.options["steps"] or self.default_steps,
+            "guidance": self.default_guidance if self.options["guidance"] is None else self.options["guidance"],
+            "step_batched": True,
+        }
+
+    @property
+    def model(self) -> Any:
+        """The component that denoises."""
+        return getattr(self.pipe, self.denoiser)
+
+    @property
+    def default_size(self) -> tuple[int, int]:
+        """Width and height of a picture whose size the client leaves open."""
+        side = self.model.config.sample_size * self.pipe.vae_scale_factor
+        return side, side
+
+    @property
+    def multiple(self) -> int:
+        """The number that width and height must divide by."""
+        patch = getattr(self.model.config, "patch_size", None) or 1
+        return int(self.pipe.vae_scale_factor * patch)
+
+    @property
+    def max_pixels(self) -> int:
+        """The most pixels of a picture."""
+        width, height = self.default_size
+        return int(self.options["max_pixels"] or 4 * width * height)
+
+    def prove(self) -> None:
+        if self.parts != {ENCODE, DENOISE, DECODE}:
+            return
+        work = Work(-1, "warm-up", {})
+        (cursor,) = self.open(work, ImageGeneration(prompt="a picture", seed=0, steps=1))
+        with torch.inference_mode():
+            conditioning = _last(self.encode([cursor]))
+            cursor.conditioning = conditioning[0]
+            self.begin(cursor)
+            (prediction,) = self.predict([cursor])
+            if not torch.isfinite(prediction).all():
+                raise ValueError("the prediction of the warm-up is not finite")
+        self.close(cursor)
+
+    # ---- a request
+
+    def open(self, work: Work, image: ImageGeneration) -> Sequence[Cursor]:
+        image = self.completed(image)
+        assert image.width is not None
+        assert image.height is not None
+        assert image.steps is not None
+        assert image.seed is not None
+        check_size(image.width, image.height, multiple=self.multiple, max_pixels=self.max_pixels)
+        if not 1 <= image.steps <= self.options["max_steps"]:
+            raise invalid_request(f"'steps' must be from 1 to {self.options['max_steps']}.", "steps")
+        if image.prompt is None and "text" not in work.ports and ENCODE in self.parts:
+            raise invalid_request("A prompt is needed.", "prompt")
+        self.check(work, image)
+        footprint, weight = self.footprint(image), self.tokens(image) * self.branch_count(image)
+        return [
+            Cursor(work, image, index, image.seed + index, image.width, image.height, image.steps, footprint, weight)
+            for index in range(image.n)
+        ]
+
+    def completed(self, image: ImageGeneration) -> ImageGeneration:
+        """Return the section with the stage's defaults filled in."""
+        width, height = self.default_size
+        copied = copy.copy(image)
+        copied.width = width if image.width is None else image.width
+        copied.height = height if image.height is None else image.height
+        copied.steps = image.steps if image.steps is not None else self.options["steps"] or self.default_steps
+        if image.guidance is None:
+            copied.guidance = self.default_guidance if self.options["guidance"] is None else self.options["guidance"]
+        copied.seed = image.seed or 0
+        return copied
+
+    def check(self, work: Work, image: ImageGeneration) -> None:
+        """Raise 400 for what this family cannot do. By default: pictures to edit, masks, layers, a second guidance."""
+        if image.pictures or image.mask:
+            raise invalid_request("This model makes pictures from text alone.", "image")
+        if image.layers is not None:
+            raise invalid_request("This model makes pictures of one layer.", "layers")
+        if image.strength is not None:
+            raise invalid_request("'strength' is for edits of a picture.", "strength")
+        if image.true_guidance is not None:
+            raise invalid_request("This model has one guidance scale, 'guidance_scale'.", "true_cfg_scale")
+
+    def branch_count(self, image: ImageGeneration) -> int:
+        """Return how many branches a step of this request has."""
+        return 2 if image.guidance is not None and image.guidance > 1 else 1
+
+    def tokens(self, image: ImageGeneration) -> int:
+        """Return the latent tokens of one picture."""
+        assert image.width is not None
+        assert image.height is not None
+        return max(1, (image.width // self.multiple) * (image.height // self.multiple))
+
+    def footprint(self, image: ImageGeneration) -> Footprint:
+        """Estimate the memory of one picture from sizes alone."""
+        assert image.width is not None
+        assert image.height is not None
+        size = torch.empty((), dtype=self.dtype).element_size()
+        config = self.model.config
+        channels = getattr(config, "in_channels", 4)
+        scale = self.pipe.vae_scale_factor
+        latents = channels * (image.width // scale) * (image.height // scale) * size
+        hidden = getattr(config, "num_attention_heads", 8) * getattr(config, "attention_head_dim", 64) or 512
+        tokens = self.tokens(image) * self.branch_count(image)
+        return Footprint(
+            state=4 * latents + 2 * 512 * hidden * size,
+            encode=4 << 20,
+            step=8 * tokens * hidden * size,
+            decode=image.width * image.height * 64 * size,
+        )
+
+    # ---- denoising
+
+    def begin(self, cursor: Cursor) -> None:
+        with torch.inference_mode():
+            cursor.generator = torch.Generator("cpu").manual_seed(cursor.seed)
+            cursor.latents = self.noise(cursor)
+            cursor.scheduler = copy.deepcopy(self.pipe.scheduler)
+            self.schedule(cursor)
+
+    @abstractmethod
+    def noise(self, cursor: Cursor) -> torch.Tensor:
+        """Draw the first latents [1, …] with ``cursor.generator``, in diffusers' order of draws."""
+
+    def schedule(self, cursor: Cursor) -> None:
+        """Set the timesteps of the cursor's scheduler, and :attr:`Cursor.timesteps`."""
+        cursor.scheduler.set_timesteps(cursor.steps, device=self.device)
+        self.use_timesteps(cursor)
+
+    @staticmethod
+    def use_timesteps(cursor: Cursor) -> None:
+        """Take the scheduler's timesteps; a scheduler of a higher order has more of them than steps."""
+        cursor.timesteps = list(cursor.scheduler.timesteps)
+        cursor.steps = len(cursor.timesteps)
+
+    def batch_key(self, cursor: Cursor) -> Hashable:
+        return tuple(cursor.latents.shape)
+
+    def rows(self, cursor: Cursor) -> int:
+        return len(self.branches(cursor))
+
+    def branches(self, cursor: Cursor) -> Sequence[Any]:
+        """Return the embeddings of the cursor's branches for its next step, the negative one first if there are
+        two."""
+        conditioning: Conditioning = cursor.conditioning
+        if self.branch_count(cursor.image) == 1 or conditioning.negative is None:
+            return (conditioning.positive,)
+        return (conditioning.negative, conditioning.positive)
+
+    def predict(self, cursors: Sequence[Cursor]) -> Sequence[Any]:
+        rows = [
+            Row(cursor, embeddings, branch)
+            for cursor in cursors
+            for branch, embeddings in enumerate(self.branches(cursor))
+        ]
+        with torch.inference_mode():
+            output = self.forward(rows)
+            predictions, first = [], 0
+            for cursor in cursors:
+                count = self.rows(cursor)
+                predictions.append(self.guide(cursor, output[first : first + count]))
+                first += count
+        return predictions
+
+    @abstractmethod
+    def forward(self, rows: Sequence[Row]) -> torch.Tensor | Sequence[torch.Tensor]:
+        """Run the denoiser once for these rows, and return its output row by row."""
+
+    def guide(self, cursor: Cursor, branches: Any) -> torch.Tensor:
+        """Return the guided prediction [1, …] of a cursor from the output of its branches."""
+        if len(branches) == 1:
+            return branches[0][None]
+        negative, positive = branches[0][None], branches[1][None]
+        guided: torch.Tensor = negative + cursor.image.guidance * (positive - negative)
+        return guided
+
+    def advance(self, cursor: Cursor, prediction: Any) -> None:
+        with torch.inference_mode():
+            timestep = cursor.timesteps[cursor.step]
+            cursor.latents = cursor.scheduler.step(
+                prediction, timestep, cursor.latents, return_dict=False, **self.step_arguments(cursor)
+            )[0]
+
+    def step_arguments(self, cursor: Cursor) -> Mapping[str, Any]:
+        """Return further arguments of the scheduler's ``step``, such as ``generator`` and ``eta``."""
+        return {}
+
+    # ---- pixels
+
+    def clean(self, cursor: Cursor, prediction: torch.Tensor) -> torch.Tensor:
+        """Return the clean latents that a prediction points at: of a flow (velocity = noise - clean)."""
+        sigma = cursor.scheduler.sigmas[cursor.step]
+        latents: torch.Tensor = cursor.latents - sigma * prediction
+        return latents
+
+    def preview(self, cursor: Cursor, prediction: Any) -> Pixels | None:
+        with torch.inference_mode():
+            return self.pixels(cursor, self.clean(cursor, prediction))
+
+    def decode(self, cursors: Sequence[Cursor]) -> Iterator[Sequence[Any] | None]:
+        with torch.inference_mode():
+            made = [self.pixels(cursor, cursor.latents) for cursor in cursors]
+        yield made
+
+    def pixels(self, cursor: Cursor, latents: torch.Tensor) -> Pixels:
+        """Decode the latents [1, …] of one picture to an array [height, width, channels]."""
+        vae = self.pipe.vae
+        latents = latents / vae.config.scaling_factor + (getattr(vae.config, "shift_factor", None) or 0.0)
+        return to_pixels(vae.decode(latents.to(vae.dtype), return_dict=False)[0])
+
+
+def to_pixels(image: torch.Tensor) -> Pixels:
+    """Return the pixels [height, width, channels] of a decoded picture [1, channels, height, width] from -1 to 1, as
+    diffusers rounds."""
+    scaled = (image[0].float() * 0.5 + 0.5).clamp(0, 1)
+    array: Pixels = (scaled * 255).round().to(torch.uint8).permute(1, 2, 0).contiguous().cpu().numpy()
+    return array
+
+
+def _last(results: Iterator[Sequence[Any] | None]) -> Sequence[Any]:
+    *_, found = results
+    assert found is not None
+    return found

@@ -1,0 +1,82 @@
+"""Stable Diffusion 3: joint attention over text and picture, rectified flow."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import calculate_shift
+
+from omni_actors.models.diffusion.adapter import DiffusersAdapter
+from omni_actors.models.diffusion.rows import Conditioning, Row
+from omni_actors.worker.engines.diffusion.cursor import Cursor
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """The embeddings of one prompt: ``sequence`` [1, tokens, width] and ``pooled`` [1, width]."""
+
+    sequence: torch.Tensor
+    pooled: torch.Tensor
+
+
+class StableDiffusion3(DiffusersAdapter):
+    """``StableDiffusion3Pipeline``, text to image."""
+
+    pipeline_class = "StableDiffusion3Pipeline"
+    encoders = ("text_encoder", "text_encoder_2", "text_encoder_3", "tokenizer", "tokenizer_2", "tokenizer_3")
+    default_guidance = 7.0
+
+    def encode(self, cursors: Sequence[Cursor]) -> Iterator[Sequence[Any] | None]:
+        with torch.inference_mode():
+            made = [self._embed(cursor) for cursor in cursors]
+        yield made
+
+    def _embed(self, cursor: Cursor) -> Conditioning:
+        image = cursor.image
+        two = self.branch_count(image) == 2
+        sequence, negative, pooled, negative_pooled = self.pipe.encode_prompt(
+            prompt=image.prompt,
+            prompt_2=None,
+            prompt_3=None,
+            negative_prompt=image.negative_prompt,
+            do_classifier_free_guidance=two,
+            device=self.device,
+        )
+        return Conditioning(Embeddings(sequence, pooled), Embeddings(negative, negative_pooled) if two else None)
+
+    def noise(self, cursor: Cursor) -> torch.Tensor:
+        channels = self.model.config.in_channels
+        latents: torch.Tensor = self.pipe.prepare_latents(
+            1, channels, cursor.height, cursor.width, self.dtype, self.device, cursor.generator, None
+        )
+        return latents
+
+    def schedule(self, cursor: Cursor) -> None:
+        arguments = {}
+        config = self.pipe.scheduler.config
+        if config.get("use_dynamic_shifting", None):
+            arguments["mu"] = calculate_shift(
+                self.tokens(cursor.image),
+                config.get("base_image_seq_len", 256),
+                config.get("max_image_seq_len", 4096),
+                config.get("base_shift", 0.5),
+                config.get("max_shift", 1.16),
+            )
+        cursor.scheduler.set_timesteps(cursor.steps, device=self.device, **arguments)
+        self.use_timesteps(cursor)
+
+    def batch_key(self, cursor: Cursor) -> Hashable:
+        return (tuple(cursor.latents.shape), cursor.conditioning.positive.sequence.shape[1])
+
+    def forward(self, rows: Sequence[Row]) -> torch.Tensor:
+        output: torch.Tensor = self.model(
+            hidden_states=torch.cat([row.cursor.latents for row in rows]),
+            timestep=torch.stack([row.timestep for row in rows]),
+            encoder_hidden_states=torch.cat([row.embeddings.sequence for row in rows]),
+            pooled_projections=torch.cat([row.embeddings.pooled for row in rows]),
+            return_dict=False,
+        )[0]
+        return output
