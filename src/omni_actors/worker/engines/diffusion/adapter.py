@@ -33,7 +33,7 @@ class DiffusionAdapter(ABC):
 
     def __init__(self, hello: Hello) -> None:
         self.hello = hello
-        self.parts: frozenset[str] = frozenset(hello.options.get("parts") or (ENCODE, DENOISE, DECODE))
+        self.parts: frozenset[str] = frozenset((hello.options.get("parts") or "encode+denoise+decode").split("+"))
         """The parts of the model that this stage runs, of :data:`ENCODE`, :data:`DENOISE` and :data:`DECODE`."""
 
     @abstractmethod
