@@ -127,6 +127,7 @@ class FakeOrchestrator:
     running: int = 0
     active: list[Request] = field(default_factory=list)
     stages: dict[str, Stage] = field(default_factory=dict)
+    reported: dict[str, dict[str, Any]] = field(default_factory=dict)
     idle: trio.Event = field(default_factory=trio.Event)
 
     def __post_init__(self) -> None:
@@ -178,6 +179,9 @@ class FakeOrchestrator:
 
     def health(self) -> dict[str, StageHealth]:
         return {name: StageHealth(name, last_error=None, **vars(it)) for name, it in self.stages.items()}
+
+    def facts(self, stage: str) -> dict[str, Any]:
+        return self.reported.get(stage, {})
 
     def load(self) -> AdmissionLoad:
         running = dict.fromkeys(self.plan.tasks, 0)

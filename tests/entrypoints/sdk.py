@@ -13,8 +13,9 @@ from openai import AsyncOpenAI, OpenAI
 TIMEOUT_S = 60.0
 
 
-OURS = {"modality", "audio_metadata"}
-"""Fields of chat that vLLM-Omni's clients read and OpenAI's do not know."""
+OURS = {"modality", "audio_metadata", "images", "seed", "index", "step", "steps", "skipped_steps"}
+"""Fields that OpenAI's clients do not know: of chat those that clients of vLLM-Omni and others read, of pictures what
+makes them again."""
 
 
 def strict(value: Any) -> Any:

@@ -16,6 +16,8 @@ from tests.harness.documents import PAGES, ROOT, blocks, rows
 from omni_actors.entrypoints.app import ROUTES
 from omni_actors.entrypoints.cli import cli
 from omni_actors.entrypoints.openai.fields import accepted_no_ops
+from omni_actors.entrypoints.openai.images.chat_request import ImageChatRequest
+from omni_actors.entrypoints.openai.images.schemas import GenerationRequest, LoraChoice
 from omni_actors.entrypoints.openai.schemas import AssistantMessage, ChatRequest, CompletionRequest
 from omni_actors.entrypoints.openai.speech_request import SpeechRequest
 from omni_actors.entrypoints.openai.transcriptions import TranscriptionRequest
@@ -75,14 +77,29 @@ def test_the_api_page_lists_every_endpoint() -> None:
     documented = {
         endpoint for row in rows("docs/api.md", "Endpoints") for endpoint in re.findall(r"`([A-Z]+ /[^`]*)`", row[0])
     }
-    served = {f"{method} {re.sub(r'<(?:path:)?name>', '{id}', path)}" for method, path, _ in ROUTES}
+    served = {
+        f"{method} {re.sub(r'<(?:path:name|(token))>', lambda it: '{' + (it[1] or 'id') + '}', path)}"
+        for method, path, _ in ROUTES
+    }
     assert documented == served
+
+
+_BODIES = (
+    ChatRequest,
+    CompletionRequest,
+    AssistantMessage,
+    SpeechRequest,
+    TranscriptionRequest,
+    GenerationRequest,
+    ImageChatRequest,
+    LoraChoice,
+)
 
 
 def test_the_api_page_publishes_the_accepted_no_ops() -> None:
     documented = {row[0]: row[1] for row in rows("docs/api.md", "Fields that change nothing")}
     expected: dict[str, str] = {}
-    for kind in (ChatRequest, CompletionRequest, AssistantMessage, SpeechRequest, TranscriptionRequest):
+    for kind in _BODIES:
         expected |= {f"`{name}`": why for name, why in accepted_no_ops(kind).items()}
     assert documented == expected
 

@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 from tests.entrypoints.fakes import PIPELINE, served
+from tests.entrypoints.images.painter import painter
 from tests.entrypoints.test_audio import CLONER
 from tests.entrypoints.test_middleware import error_of
 
 from omni_actors.entrypoints.app import ROUTES
 from omni_actors.entrypoints.openai.fields import NoOp, Refused, marks
+from omni_actors.entrypoints.openai.images.schemas import GenerationRequest
 from omni_actors.entrypoints.openai.schemas import ChatRequest
 from omni_actors.entrypoints.openai.speech_request import SpeechRequest
 
@@ -22,6 +24,7 @@ VERDICTS = {"alike", "OpenAI's form", "more", "refused", "not served"}
 BODIES: dict[str, type[msgspec.Struct]] = {
     "POST /v1/chat/completions": ChatRequest,
     "POST /v1/audio/speech": SpeechRequest,
+    "POST /v1/images/generations": GenerationRequest,
 }
 
 
@@ -75,12 +78,13 @@ async def test_a_refused_field_is_refused_by_name() -> None:
     usual: dict[str, dict[str, Any]] = {
         "POST /v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
         "POST /v1/audio/speech": {"input": "Hello."},
+        "POST /v1/images/generations": {"prompt": "a boat"},
     }
-    async with served(pipeline=PIPELINE) as chat, served(pipeline=CLONER) as speech:
+    async with served(pipeline=PIPELINE) as chat, served(pipeline=CLONER) as speech, painter() as images:
         for row in ROWS:
             if row.route is None or row.field is None or row.verdict != "refused":
                 continue
-            server = speech if row.route.endswith("speech") else chat
+            server = speech if row.route.endswith("speech") else images if "/images/" in row.route else chat
             body = {**usual[row.route], row.field: [0.5]}
             error = error_of(await server.post(row.route.partition(" ")[2], body), 400)
             assert error["param"] == row.field

@@ -17,6 +17,8 @@ from omni_actors.entrypoints.http import JSON, Call, Handler, HttpExchange, Open
 from omni_actors.entrypoints.middleware import GuardedExchange, Middleware, new_context, normal_path, refusal
 from omni_actors.entrypoints.openai import chat, completions, models, openapi, speech, sse, transcriptions
 from omni_actors.entrypoints.openai.errors import http_error
+from omni_actors.entrypoints.openai.images import create as images
+from omni_actors.entrypoints.openai.images.files import file as picture_file
 from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.orchestration import Orchestration
 from omni_actors.entrypoints.quart_bridge import QuartBridge
@@ -41,6 +43,9 @@ ROUTES: tuple[Route, ...] = (
     ("POST", "/v1/audio/speech", speech.create),
     ("POST", "/v1/audio/transcriptions", transcriptions.transcribe),
     ("POST", "/v1/audio/translations", transcriptions.translate),
+    ("POST", "/v1/images/generations", images.generate),
+    ("POST", "/v1/images/variations", images.variations),
+    ("GET", "/v1/images/files/<token>", picture_file),
     ("GET", "/v1/audio/voices", models.voices),
     ("GET", "/v1/audio/models", models.audio_models),
     ("GET", "/v1/models", models.list_models),

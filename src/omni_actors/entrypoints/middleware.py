@@ -20,6 +20,7 @@ from omni_actors.entrypoints.http import Headers, HttpExchange, RequestContext
 from omni_actors.entrypoints.keys import Keys, bearer
 from omni_actors.entrypoints.openai.errors import error_body, error_headers, http_error, internal_error
 from omni_actors.entrypoints.options import ServerOptions
+from omni_actors.entrypoints.picture_files import FILES
 from omni_actors.entrypoints.server.minimum_rate import MinimumRate
 from omni_actors.pipelines.plan import DeploymentLimits
 from omni_actors.protocol.errors import ErrorInfo, OmniError, deadline_exceeded, invalid_request, too_large
@@ -57,6 +58,12 @@ def normal_path(path: str) -> str:
     if "//" not in path and not path.endswith("/"):
         return path or "/"
     return _SLASHES.sub("/", path).rstrip("/") or "/"
+
+
+def is_open(path: str) -> bool:
+    """Return whether a path, in its normal form, is answered without a key: probes, and pictures by URL, whose token is
+    the key."""
+    return path in OPEN_PATHS or path.startswith(FILES)
 
 
 class Middleware:
@@ -114,7 +121,7 @@ class Middleware:
         """Check a WebSocket before it is accepted, as :meth:`check` does for requests. WebSockets have
         no open paths."""
         context.route = "websocket"
-        if path in OPEN_PATHS:
+        if is_open(path):
             return http_error(404, f"No such WebSocket route: {path}.", code="not_found")
         return self.check(context, "GET", path, headers)
 
@@ -135,7 +142,7 @@ class Middleware:
         if is_admin(path):
             if (info := self._admin.refusal(context, headers)) is not None:
                 return info
-        elif path not in OPEN_PATHS and self._keys:
+        elif not is_open(path) and self._keys:
             place = self._keys.find(bearer(headers))
             if place is None:
                 message = "A valid API key is needed: 'Authorization: Bearer KEY'."

@@ -11,6 +11,7 @@ from typing import Any
 from omni_actors.entrypoints.history import SpokenHistory
 from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.orchestration import Orchestration
+from omni_actors.entrypoints.picture_files import PictureFiles
 from omni_actors.entrypoints.single_flight import SingleFlight
 from omni_actors.entrypoints.voices import Voices
 from omni_actors.media.service.client import MediaService
@@ -34,6 +35,8 @@ class Services:
     started: int = field(default_factory=lambda: int(time.time()))
     history: SpokenHistory = field(init=False)
     voices: Voices = field(init=False)
+    pictures: PictureFiles = field(init=False)
+    """The pictures that clients fetch by URL."""
     media_inputs: Mapping[str, tuple[str, ...]] = field(init=False)
     """The media modalities of each task's inputs."""
     adapters: tuple[str, ...] = field(init=False)
@@ -49,6 +52,8 @@ class Services:
         }
         self.history = SpokenHistory(self.options.audio_history_s)
         self.voices = Voices(self.plan.voices)
+        limits = self.plan.limits
+        self.pictures = PictureFiles(limits.picture_files_bytes, limits.picture_files_s)
         self.adapters = self.plan.adapters
         self.counters = SingleFlight(lambda: self.orchestrator.counters())
         self.model_names = (self.plan.served_model_name, *self.options.model_aliases, *self.adapters)

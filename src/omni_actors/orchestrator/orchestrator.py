@@ -119,9 +119,9 @@ class Orchestrator:
         self.admission.reject_early(outline, graph, priority_may_drop=priority_may_drop)
         if not priority_may_drop:
             for part in graph.parts:
-                check_known(outline, self._facts(part.stage.name), part.sections)
+                check_known(outline, self.facts(part.stage.name), part.sections)
 
-    def _facts(self, stage: str) -> Mapping[str, Any]:
+    def facts(self, stage: str) -> Mapping[str, Any]:
         """Return the facts that a worker of a stage reported of its model when it became ready; none before the first
         worker was."""
         return next((replica.info for replica in self.pools[stage].replicas if replica.info), {})

@@ -88,6 +88,12 @@ class DeploymentLimits:
     sink_bytes: int = limit(
         16 << 20, "Most output that waits for one slow client; beyond that the client's request is cancelled."
     )
+    picture_files_bytes: int = limit(
+        256 << 20,
+        "Most bytes of pictures that wait to be fetched by URL; the oldest is dropped first. With 0 there are no URLs.",
+        0,
+    )
+    picture_files_s: float = limit(3600.0, "Time for which a picture can be fetched by its URL.")
     query_timeout_s: float = limit(
         10.0,
         "Longest wait for a worker's answer to a query that has no time limit of its own (counters have 1 s).",

@@ -24,7 +24,9 @@ ERROR_CODES: Mapping[str, str] = {
     "unsupported_task_type": "The model does not choose a voice in this way (by name, description or clip).",
     "unsupported_modality": "The model does not take, or does not give, this modality.",
     "unknown_voice": "The model has no voice of this name; the message lists the names that it has.",
+    "lora_not_found": "The server has no LoRA adapter of this name; the message lists those that it has.",
     "no_audio": "The text contains nothing that this model can say.",
+    "picture_not_found": "No picture with this URL is kept any more; make it again with its seed.",
     "audio_not_found": "No spoken answer with this id is kept any more; send its text instead.",
     "encoder_unavailable": "The server's libraries have no encoder for this audio format.",
     # URLs that the server was to fetch.
@@ -35,6 +37,7 @@ ERROR_CODES: Mapping[str, str] = {
     "url_wrong_type": "What the URL gives is declared as another kind of medium.",
     # Routes, models and keys.
     "not_found": "There is no such route.",
+    "unsupported_route": "The route is OpenAI's and not served; the message names what is served instead.",
     "method_not_allowed": "The route does not take this HTTP method.",
     "model_not_found": "The server does not serve a model of this name.",
     "invalid_api_key": "The request has no API key, or a wrong one.",

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
 
-from omni_actors.protocol.request import Event, MediaChunk, TextDelta, Usage
+from omni_actors.protocol.request import Completed, Event, MediaChunk, TextDelta, Usage
 from omni_actors.protocol.status import AdmissionLoad, ResumeCounts
 from omni_actors.telemetry.engine_counters import engine_counter_help
 from omni_actors.telemetry.series import Counter, Gauge, Histogram
@@ -78,6 +78,12 @@ class Metrics:
         self._ttfa = histogram(
             "time_to_first_audio_seconds", "Seconds from a request's arrival to its first audio.", _SECONDS, "task"
         )
+        self._ttfi = histogram(
+            "time_to_first_image_seconds",
+            "Seconds from a request's arrival to its first finished picture; previews do not count.",
+            _SECONDS,
+            "task",
+        )
         self._e2e = histogram(
             "e2e_request_latency_seconds", "Seconds from a request's arrival to its completion.", _SECONDS, "task"
         )
@@ -86,6 +92,11 @@ class Metrics:
         self._generated = counter("generation_tokens", "Generated tokens by stage.", "stage")
         self._audio_in = counter("audio_input_seconds", "Seconds of audio received, by stage.", "stage")
         self._audio_out = counter("audio_output_seconds", "Seconds of audio produced, by stage.", "stage")
+        self._images = counter("images", "Pictures made, by stage.", "stage")
+        self._steps = counter("denoising_steps", "Denoising steps of pictures, by stage.", "stage")
+        self._skipped = counter(
+            "skipped_denoising_steps", "Denoising steps that a step cache answered, by stage.", "stage"
+        )
 
     def http_begun(self) -> None:
         """Count the begin of an HTTP exchange; one :meth:`http_over` follows."""
@@ -154,15 +165,15 @@ class Metrics:
 
 class RequestMetrics:
     """The observer of one request (:class:`~omni_actors.orchestrator.owner.RequestObserver`), with the request's
-    clock. The first text and the first audio count once."""
+    clock. The first text, the first audio and the first picture count once."""
 
-    __slots__ = ("_audio", "_completed", "_failed", "_metrics", "_started", "_task", "_text")
+    __slots__ = ("_audio", "_completed", "_failed", "_image", "_metrics", "_started", "_task", "_text")
 
     def __init__(self, metrics: Metrics, task: str) -> None:
         self._metrics = metrics
         self._task = task
         self._started = perf_counter()
-        self._text = self._audio = self._completed = self._failed = False
+        self._text = self._audio = self._image = self._completed = self._failed = False
 
     def admitted(self) -> None:
         self._metrics._queue.observe(perf_counter() - self._started, self._task)
@@ -173,12 +184,19 @@ class RequestMetrics:
                 self._text = True
                 self._metrics._ttft.observe(perf_counter() - self._started, self._task)
         elif isinstance(event, MediaChunk):
-            if not self._audio:
+            if event.modality == "image":
+                self._received_image(event)
+            elif not self._audio:
                 self._audio = True
                 self._metrics._ttfa.observe(perf_counter() - self._started, self._task)
-        elif not self._completed:
+        elif isinstance(event, Completed) and not self._completed:
             self._completed = True
             self._count_usage(event.usage)
+
+    def _received_image(self, chunk: MediaChunk) -> None:
+        if not self._image and not chunk.meta.get("preview"):
+            self._image = True
+            self._metrics._ttfi.observe(perf_counter() - self._started, self._task)
 
     def failed(self) -> None:
         self._failed = True
@@ -202,6 +220,11 @@ class RequestMetrics:
                 metrics._audio_in.add(used.audio_input_s, stage)
             if used.audio_output_s:
                 metrics._audio_out.add(used.audio_output_s, stage)
+            if used.images:
+                metrics._images.add(used.images, stage)
+            if used.steps:
+                metrics._steps.add(used.steps, stage)
+                metrics._skipped.add(used.skipped_steps, stage)
 
 
 class _Families:

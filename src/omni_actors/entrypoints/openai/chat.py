@@ -17,6 +17,8 @@ from omni_actors.entrypoints.openai import audio, sse
 from omni_actors.entrypoints.openai.bodies import bring_media, read_json
 from omni_actors.entrypoints.openai.constraints import constraint_of
 from omni_actors.entrypoints.openai.fields import decode
+from omni_actors.entrypoints.openai.images import chat as images
+from omni_actors.entrypoints.openai.images.chat_request import asks_for_pictures, least_needs, media_inputs
 from omni_actors.entrypoints.openai.messages import prompt_messages
 from omni_actors.entrypoints.openai.parameters import own_parameters
 from omni_actors.entrypoints.openai.sampling import chat_logprobs, sampling_of, usage_of, used
@@ -36,8 +38,6 @@ from omni_actors.protocol.request import Completed, MediaChunk, Request, TextDel
 TASK = "chat"
 
 DEFAULT_RATE = 24_000
-
-_LEAST = (TASK, ("text",), ("text",))
 
 _MEDIA = re.compile(rb'"input_audio"|"(?:audio|image|video)_url"|\\u00[567]')
 """Matches every body with media parts; letters of the types may be escaped. A false match only costs a detour."""
@@ -66,7 +66,9 @@ class _ReplyFormat:
 
 async def create(services: Services, call: Call) -> Reply:
     """Answer a chat. A stream waits for its first event, so that an earlier failure still has its own status."""
-    read = await read_json(services, call, _LEAST, _MEDIA, services.media_inputs.get(TASK))
+    read = await read_json(services, call, least_needs(services), _MEDIA, media_inputs(services))
+    if asks_for_pictures(services, read.json):
+        return await images.create(services, call, read)
     body = decode(read.json, ChatRequest)
     model = services.model(body.model)
     spoken = "audio" in (body.modalities or ())
@@ -221,7 +223,7 @@ async def _whole(services: Services, call: Call, stream: RequestStream, wanted: 
                 shape = audio.pcm_of(event)
                 encoder = await _encoder(services, call, wanted, *shape, streaming=False)
             encoded.append(base64.feed(await encoder.feed(event.data)))
-        else:
+        elif isinstance(event, Completed):
             usage = usage_of(services.plan, TASK, event.usage)
     choices = []
     for index in range(wanted.choices):
@@ -370,7 +372,7 @@ async def _spoken_stream(
                 encoder = await _encoder(services, call, wanted, rate, channels, streaming=True)
             if data := base64.feed(await encoder.feed(event.data)):
                 yield sounding.chunk(_audio_choice(data, metadata), wanted.so_far())
-        else:
+        elif isinstance(event, Completed):
             if encoder is None:
                 metadata = sse.encode(audio.metadata_of(wanted.format, *_silence(services)))
                 encoder = await _encoder(services, call, wanted, *_silence(services), streaming=True)

@@ -25,7 +25,7 @@ from omni_actors.entrypoints.openai.unread import keep_read
 from omni_actors.entrypoints.services import Services
 from omni_actors.protocol.errors import OmniError, invalid_request
 from omni_actors.protocol.params import Prompt
-from omni_actors.protocol.request import Completed, MediaChunk, Request, TextDelta, TokenLogprob, Usage
+from omni_actors.protocol.request import Completed, Request, TextDelta, TokenLogprob, Usage
 
 TASK = "completion"
 
@@ -144,7 +144,7 @@ async def _run(services: Services, call: Call, requests: list[Request], n: int) 
             try:
                 async with services.open(request) as stream:
                     async for event in stream:
-                        if not isinstance(event, MediaChunk):
+                        if isinstance(event, TextDelta | Completed):
                             await to.send((base, event))
             except OmniError as error:
                 await to.send(error)
@@ -161,7 +161,7 @@ async def _one(services: Services, call: Call, request: Request) -> AsyncGenerat
 
     async def items() -> AsyncGenerator[Item, None]:
         async for event in stream:
-            if not isinstance(event, MediaChunk):
+            if isinstance(event, TextDelta | Completed):
                 yield 0, event
 
     return items()

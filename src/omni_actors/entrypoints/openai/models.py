@@ -7,6 +7,8 @@ from typing import Any
 import msgspec
 
 from omni_actors.entrypoints.http import Call, Reply
+from omni_actors.entrypoints.openai.images.encoding import CONTENT_TYPES
+from omni_actors.entrypoints.openai.images.facts import TASKS, picture_facts
 from omni_actors.entrypoints.services import Services
 
 
@@ -51,5 +53,27 @@ def _card(services: Services, name: str) -> dict[str, Any]:
             "task_types": list(plan.pipeline.task_types),
             "sample_rate": plan.sample_rate,
             "languages": list(plan.languages),
+            **_pictures(services),
         },
+    }
+
+
+def _pictures(services: Services) -> dict[str, Any]:
+    """Return what the model can do with pictures; nothing for a model that makes none."""
+    if not set(TASKS) & services.plan.tasks.keys():
+        return {}
+    facts = picture_facts(services)
+    return {
+        "images": {
+            "default_size": None if facts.size is None else "{}x{}".format(*facts.size),
+            "sizes": [f"{width}x{height}" for width, height in facts.sizes],
+            "multiple": facts.multiple,
+            "max_pixels": facts.max_pixels,
+            "formats": list(CONTENT_TYPES),
+            "steps": facts.steps,
+            "max_steps": facts.max_steps,
+            "guidance_scale": facts.guidance,
+            "step_batched": facts.step_batched,
+            "loras": sorted({*services.adapters, *facts.loras}),
+        }
     }

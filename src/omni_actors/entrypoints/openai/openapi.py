@@ -7,6 +7,7 @@ the deployment's pipeline lacks is left out: it would only answer that the task 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ from omni_actors.entrypoints.http import Call, Reply
 from omni_actors.entrypoints.openai import schemas, speech_request, transcriptions
 from omni_actors.entrypoints.openai.audio import CONTENT_TYPES
 from omni_actors.entrypoints.openai.fields import NoOp, Refused, list_fields, marks
+from omni_actors.entrypoints.openai.images import schemas as images
+from omni_actors.entrypoints.openai.images.encoding import CONTENT_TYPES as IMAGE_TYPES
 from omni_actors.entrypoints.services import Services
 from omni_actors.version import __version__
 
@@ -41,7 +44,7 @@ _STATUS = {
     400: "The request is wrong; `param` names the field.",
     401: "The API key, or for the admin routes the admin key, is missing or wrong.",
     403: "An API key does not open the admin routes.",
-    404: "There is no such model, replica or route.",
+    404: "There is no such model, picture, replica or route.",
     408: "The request's deadline passed, or its body came too slowly.",
     409: "The command does not fit the state of the replica, or another command is being carried out.",
     413: "Too large.",
@@ -92,6 +95,7 @@ _CARD = _fields(id=_TEXT, object={"const": "model"}, created={"type": "integer"}
 _NAMED = _array(_fields(id=_TEXT, name=_TEXT))
 _STATE = _fields(status=_TEXT)
 _REPLICAS = _fields(replicas=_array(_OBJECT))
+_IMAGES = _fields(created={"type": "integer"}, data=_array(_OBJECT), output_format=_TEXT, size=_TEXT, usage=_OBJECT)
 _TRANSCRIPT = {JSON: _fields(text=_TEXT), "text/plain": _TEXT, "text/vtt": _TEXT}
 
 
@@ -135,6 +139,17 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         _transcription(transcriptions.TranslationRequest),
         task="translation",
     ),
+    ("POST", "/v1/images/generations"): Operation(
+        "Make pictures from text",
+        {JSON: _IMAGES, SSE: _ANY},
+        _WORK,
+        {JSON: _ref(images.GenerationRequest)},
+        task="image",
+    ),
+    ("POST", "/v1/images/variations"): Operation("Refused: variations are not served", {}, (*_GUARD, 404)),
+    ("GET", "/v1/images/files/{token}"): Operation(
+        "Fetch a picture by its URL", dict.fromkeys(IMAGE_TYPES.values(), _TEXT), (400, 404)
+    ),
     ("GET", "/v1/audio/voices"): _json("The voices", _fields(voices=_NAMED)),
     ("GET", "/v1/audio/models"): _json("List the models that speak", _fields(models=_NAMED)),
     ("GET", "/v1/models"): _json("The models", _fields(object={"const": "list"}, data=_array(_CARD))),
@@ -166,8 +181,8 @@ def document(tasks: frozenset[str] | None = None) -> bytes:
             continue
         made = paths.setdefault(path, {})
         made[method.lower()] = _operation(f"{method.lower()} {path}", operation)
-        if "{name}" in path:
-            made["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
+        for name in re.findall(r"{(\w+)}", path):
+            made["parameters"] = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}}]
     return msgspec.json.encode(
         {
             "openapi": "3.1.0",
@@ -183,7 +198,7 @@ def document(tasks: frozenset[str] | None = None) -> bytes:
 
 
 def _operation(name: str, operation: Operation) -> Schema:
-    responses = {"200": {"description": "Done.", "content": _content(operation.answers)}}
+    responses = {"200": {"description": "Done.", "content": _content(operation.answers)}} if operation.answers else {}
     for status in operation.errors:
         responses[str(status)] = {"description": _STATUS[status], "content": _content({JSON: _ref("Error")})}
     if operation.other is not None:
@@ -200,11 +215,17 @@ def _content(by_type: dict[str, Schema]) -> Schema:
 
 def _components() -> dict[str, Schema]:
     listens = (transcriptions.TranscriptionRequest, transcriptions.TranslationRequest)
-    kinds = (schemas.ChatRequest, schemas.CompletionRequest, speech_request.SpeechRequest, *listens, Command)
+    kinds = (
+        schemas.ChatRequest,
+        schemas.CompletionRequest,
+        speech_request.SpeechRequest,
+        *listens,
+        images.GenerationRequest,
+        Command,
+    )
     _, made = msgspec.json.schema_components(kinds, ref_template=_REF)
-    structs = [
-        it for module in (schemas, speech_request, transcriptions) for it in vars(module).values() if _is_struct(it)
-    ]
+    modules = (schemas, speech_request, transcriptions, images)
+    structs = [it for module in modules for it in vars(module).values() if _is_struct(it)]
     for kind in structs:
         if kind.__name__ in made:
             _mark(kind, made[kind.__name__]["properties"])

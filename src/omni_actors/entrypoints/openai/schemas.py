@@ -216,6 +216,7 @@ class AssistantMessage(msgspec.Struct, tag="assistant", tag_field="role", forbid
     name: str | None = None
     audio: AudioId | None = None
     refusal: str | None = None
+    images: Annotated[Any, NoOp("Pictures of an earlier answer are not read: send them as image_url.")] = None
     parsed: Annotated[Any, NoOp("The SDK's parsed copy of the content; the content itself is read.")] = None
     annotations: Annotated[Any, NoOp("Citations of an earlier answer are not part of its text.")] = None
     tool_calls: Annotated[Any, Refused(_TOOLS, ([],))] = None

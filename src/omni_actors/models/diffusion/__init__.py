@@ -1,1 +1,1 @@
-"""What the families of diffusion models share: one adapter over diffusers' components, and their pipelines."""
+"""The base of the families of diffusion models: one adapter over diffusers' components, and their pipelines."""

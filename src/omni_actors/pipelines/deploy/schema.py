@@ -150,7 +150,8 @@ def deployment_limits() -> dict[str, Leaf | Group]:
         elif isinstance(item.default, float):
             check = number(0.001)
         else:
-            check = size if item.name.endswith("_bytes") else integer(item.metadata["least"])
+            least = item.metadata["least"]
+            check = size_of(least) if item.name.endswith("_bytes") else integer(least)
         found[item.name] = Leaf(check, item.metadata["doc"])
     return found
 

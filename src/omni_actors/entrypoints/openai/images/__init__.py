@@ -1,0 +1,1 @@
+"""``/v1/images``: pictures from text, edits of pictures, and pictures in chats."""
