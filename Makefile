@@ -35,7 +35,7 @@ QWEN_TTS := $(shell grep -E '^qwen-tts-hf==' constraints.txt)
 FROM_TORCH_INDEX := --no-deps --force-reinstall --index-url
 TORCH_SOURCE := $(VENV)/.torch-index
 
-.PHONY: help setup weights demo test test-fast lint format docs reference bench simulate chaos fuzz vllm-setup vllm-test vllm-bench wheel clean
+.PHONY: help setup weights demo test test-fast lint format docs reference bench digits-quality simulate chaos fuzz vllm-setup vllm-test vllm-bench wheel clean
 
 help:  ## show the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -100,6 +100,10 @@ bench: weights  ## the benchmarks, one after the other (minutes each), with JSON
 	@mkdir -p results
 	@for file in $$(grep -l __main__ benchmarks/*.py); do \
 		echo "== $$file"; $(BIN)/python "$$file" --json "results/$$(basename "$$file" .py).json"; done
+
+digits-quality: setup  ## train the digits model (minutes, once), and see how many of its pictures are recognised
+	$(BIN)/python -m omni_actors models pull demo/llm digits
+	$(BIN)/python benchmarks/digits.py
 
 simulate: setup  ## N schedules of requests and faults under virtual time (SEED=… runs those of a seed again)
 	$(BIN)/python -m tests.simulation -n $(N) $(if $(SEED),--seed $(SEED))

@@ -8,14 +8,15 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from omni_actors.models.weights import demo_folder, ensure_demo
+from omni_actors.models.weights.cache import demo_folder, folder_of, is_there
+from omni_actors.models.weights.catalogue import ALL, DEMO, Weights, named
 from omni_actors.models.weights.hub.companions import companions_of
 from omni_actors.models.weights.hub.download import Reporter as HubReporter
 from omni_actors.models.weights.hub.progress import Lines
 from omni_actors.models.weights.hub.pull import bring_companions, bring_public, companions_lacking
 from omni_actors.models.weights.hub.records import is_whole, unfetched
 from omni_actors.models.weights.pull import Reporter as DemoReporter
-from omni_actors.models.weights.pull import silent
+from omni_actors.models.weights.pull import ensure, silent
 from omni_actors.pipelines.deploy.overlay import Override, peek_overlay
 from omni_actors.pipelines.factory import resolve
 from omni_actors.pipelines.plan import Plan, PlanError
@@ -91,6 +92,8 @@ def ready_to_start(spec: DeploymentSpec, progress: FetchProgress) -> Plan:
     if not spec.offline and not is_offline():
         _bring_checkpoint(spec, progress)
     plan = _check_machine(spec.plan())
+    for note in plan.notes:
+        log.info(note)
     _bring_demo(plan, spec.offline, progress)
     if not spec.offline and not is_offline():
         lacking = [folder for folder in _folders(plan) if companions_lacking(folder)]
@@ -145,10 +148,28 @@ def _check_machine(plan: Plan) -> Plan:
 
 
 def _bring_demo(plan: Plan, offline: bool, progress: FetchProgress) -> None:
-    # Even when every stage's folder is present: a stage may need another one's (the voice activity net, say).
-    if plan.pipeline.weights is not None and any(folder.is_relative_to(demo_folder()) for folder in _folders(plan)):
-        with progress.demo() as report:
-            ensure_demo(progress.say, report, offline=offline)
+    """Fetch the weights of this package's cache that the plan's pipeline needs."""
+    if plan.pipeline.weights is None or not any(folder.is_relative_to(demo_folder()) for folder in _folders(plan)):
+        return
+    with progress.demo() as report:
+        ensure(_needed(plan), progress.say, report, offline=offline)
+
+
+def _needed(plan: Plan) -> list[Weights]:
+    """Return the weights that are fetched for a plan. Raises :class:`PlanError` for weights that have to be trained
+    first: training takes minutes, and is done when it is asked for."""
+    folders = _folders(plan)
+    used = [weights for weights in ALL if folder_of(weights) in folders]
+    for weights in used:
+        if weights.trained and not is_there(weights, demo_folder()):
+            raise PlanError(
+                f"the {weights.title} model has not been trained on this machine, which takes minutes of one core. "
+                f"Run: {PULL_COMMAND} {' '.join((*weights.after, weights.name))}"
+            )
+    # All of the demo if a part of it is used: a stage may need another one's (the voice activity net, say).
+    whole = list(DEMO) if any(weights in DEMO for weights in used) else []
+    beside = [weights for weights in used if weights not in DEMO and not weights.trained]
+    return [*(whole or [named(name) for weights in used for name in weights.after]), *beside]
 
 
 def _folders(plan: Plan) -> list[Path]:

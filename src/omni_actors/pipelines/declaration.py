@@ -170,6 +170,7 @@ class PipelineFacts:
             and outputs of tasks that need the stages, and tasks that keep no input or no output.
         tasks: Tasks that replace the declared ones.
         options: New defaults of declared options, as stage → option → value.
+        notes: Sentences for the operator, such as how to get what the checkpoint lacks.
 
     Example:
         >>> facts = PipelineFacts(voices=("anna",), options={"talker": {"max_frames": 2000}})
@@ -185,6 +186,7 @@ class PipelineFacts:
     tasks: tuple[Task, ...] | None = None
     lacks: tuple[str, ...] = ()
     options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,8 +248,9 @@ class Pipeline:
     of the tokenizer."""
     describe: str | None = None
     """Dotted name of a pure function ``(folder: Path) -> PipelineFacts``. The serving process calls the function if the
-    folder exists. The function reads ``config.json`` and other small files, imports no torch, and raises ``OmniError``
-    (or ``OSError``, ``KeyError``, ``ValueError``) for a folder that is not a checkpoint of this family."""
+    folder exists, or if the pipeline has :attr:`weights` of its own. The function reads ``config.json`` and other small
+    files, imports no torch, and raises ``OmniError`` (or ``OSError``, ``KeyError``, ``ValueError``) for a folder that
+    is not a checkpoint of this family."""
     voices: tuple[str, ...] = ()
     sample_rate: int | None = None
     """Sample rate of the audio output, in Hz."""

@@ -49,6 +49,7 @@ def as_builtins(plan: Plan) -> dict[str, Any]:
         "model": plan.model,
         "checkpoint": plan.checkpoint,
         "missing_weights": missing_weights(plan),
+        "notes": list(plan.notes),
         "stages": [stage.name for stage in plan.stages],
         "edges": [{"from": e.source, "to": f"{e.target}.{e.port}", "kind": e.kind} for e in plan.edges],
         "tasks": {
@@ -67,6 +68,7 @@ def as_text(plan: Plan) -> RenderableType:
         Text.assemble((plan.served_model_name, "bold"), f"  pipeline {plan.name} on {plan.platform}"),
         Text(plan.pipeline.doc, style="dim"),
         *_absent(plan),
+        *(Text(note) for note in plan.notes),
         Text(),
         _graph(plan),
         Text(),

@@ -158,6 +158,7 @@ def resolve(
         ),
         provenance=MappingProxyType({**settings.described, **settings.provenance}),
         checkpoint=choice.checkpoint,
+        notes=said.notes,
     )
     check_tasks(plan)
     return plan

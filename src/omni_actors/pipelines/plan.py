@@ -289,6 +289,8 @@ class Plan:
     checkpoint: str | None = None
     """The public name of the checkpoint that was asked for; :attr:`model` is then the checkpoint's place in the Hugging
     Face cache."""
+    notes: tuple[str, ...] = ()
+    """Sentences for the operator, from the facts of the weights' folder."""
     subgraphs: dict[Any, Any] = field(init=False, repr=False, compare=False, default_factory=dict)
     """The subgraphs of requests so far: see :func:`~omni_actors.pipelines.subgraph.subgraph`."""
 

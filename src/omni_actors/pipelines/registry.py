@@ -46,6 +46,8 @@ BUILTINS = {
     "kyutai-stt": "omni_actors.models.kyutai_stt.pipeline:PIPELINE",
     "stable-diffusion-3": "omni_actors.models.sd3.pipeline:PIPELINE",
     "stable-diffusion-3-apart": "omni_actors.models.sd3.pipeline:APART",
+    "digits": "omni_actors.models.digits.pipeline:PIPELINE",
+    "style": "omni_actors.models.style.pipeline:PIPELINE",
     "stub": "omni_actors.models.stub.pipeline:PIPELINE",
     "stub-voice": "omni_actors.models.stub.voice:PIPELINE",
 }

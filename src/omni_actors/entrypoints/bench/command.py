@@ -17,7 +17,7 @@ from omni_actors.entrypoints.bench.client import Client, ShortReply
 from omni_actors.entrypoints.bench.load import Level, Run, run_level
 from omni_actors.entrypoints.bench.report import require_plotting, table, write_json, write_plot
 from omni_actors.entrypoints.bench.statistics import aggregate
-from omni_actors.entrypoints.bench.workloads import PROMPTS, SENTENCES, WORKLOADS, Workload
+from omni_actors.entrypoints.bench.workloads import WORKLOADS, Workload, prompts_of
 from omni_actors.entrypoints.commands.files import OutputFile
 from omni_actors.entrypoints.commands.target import Target, target_options
 from omni_actors.version import __version__
@@ -120,13 +120,15 @@ def bench_command(
 ) -> None:
     """Load a server with OpenAI's API, and measure latency and throughput as clients see them.
 
-    WORKLOAD is chat (streamed text), chat-audio (streamed text and speech), speech (chunked samples) or speech-sse.
+    WORKLOAD is chat (streamed text), chat-audio (streamed text and speech), speech (chunked samples), speech-sse,
+    images (JSON) or images-sse (with previews). --body sets more fields of each body, such as the size of images.
     "bench transport" measures the transport of payloads between workers, without a server; see its --help.
 
     \b
     TTFT  time to first text              E2EL      end-to-end latency
     TTFP  time to first packet of audio   RTF       E2EL per second of audio
     TPOT  time per token after the first  underrun  silence in a player that starts at the first packet
+    TTFI  time to first image (a preview, in a stream)
 
     A reply counts only if it is complete and its usage adds up. An error event or a short stream is a failure, and any
     failure makes the exit status 1.
@@ -134,6 +136,7 @@ def bench_command(
     \b
       omni-actors bench chat --concurrency 1,8,32 --json chat.json --plot chat.png
       omni-actors bench chat-audio --rate 0.2,0.5,1 --requests 20
+      omni-actors bench images --concurrency 1,8 --body '{"size": "512x512", "num_inference_steps": 20}'
       omni-actors bench speech --url https://api.example.com/v1 --model tts-1 --no-usage
     """
     if concurrency and rate:
@@ -157,7 +160,7 @@ def bench_command(
         try:
             measured = WORKLOADS[workload](
                 model=model or await _first_model(client),
-                prompts=lines or (SENTENCES if workload.startswith("speech") else PROMPTS),
+                prompts=lines or prompts_of(workload),
                 extra=extra,
                 max_tokens=max_tokens,
                 voice=voice,

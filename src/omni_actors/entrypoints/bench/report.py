@@ -14,6 +14,7 @@ ROWS = (
     # heading, name of the number, factor, digits
     ("TTFT ms", "ttft", 1e3, 0),
     ("TTFP ms", "ttfp", 1e3, 0),
+    ("TTFI ms", "ttfi", 1e3, 0),
     ("TPOT ms", "tpot", 1e3, 1),
     ("E2EL ms", "e2el", 1e3, 0),
     ("RTF", "rtf", 1, 3),
@@ -23,6 +24,8 @@ RATES = (
     ("requests/s", "requests_per_s", 2),
     ("tokens/s", "output_tokens_per_s", 1),
     ("audio s/s", "audio_s_per_s", 2),
+    ("images/s", "images_per_s", 2),
+    ("steps/s", "steps_per_s", 1),
 )
 
 
@@ -39,8 +42,8 @@ def table(results: Sequence[dict[str, Any]]) -> rich.table.Table:
         if any(value is not None for pair in pairs for value in pair):
             made.add_row(heading, *(" / ".join(_cell(value, factor, digits) for value in pair) for pair in pairs))
     for heading, name, digits in RATES:
-        if any(m[name] for m in medians):
-            made.add_row(heading, *(_cell(m[name], 1, digits) for m in medians))
+        if any(m.get(name) for m in medians):
+            made.add_row(heading, *(_cell(m.get(name), 1, digits) for m in medians))
     return made
 
 
@@ -70,7 +73,7 @@ def write_plot(path: Path, title: str, results: Sequence[dict[str, Any]]) -> Non
     from matplotlib.ticker import MaxNLocator
 
     panels = [
-        ("first output (ms)", [("TTFT", "ttft", 1e3), ("TTFP", "ttfp", 1e3)]),
+        ("first output (ms)", [("TTFT", "ttft", 1e3), ("TTFP", "ttfp", 1e3), ("TTFI", "ttfi", 1e3)]),
         ("time per output token (ms)", [("TPOT", "tpot", 1e3)]),
         ("end to end (ms)", [("E2EL", "e2el", 1e3)]),
         ("real-time factor, underrun (s)", [("RTF", "rtf", 1.0), ("underrun", "underrun", 1.0)]),
@@ -93,8 +96,8 @@ def write_plot(path: Path, title: str, results: Sequence[dict[str, Any]]) -> Non
                 axis.plot(levels, points, style, label=f"{name} p{percent}")
         axis.set_title(label)
     for name, key, _ in RATES:
-        if any(m[key] for m in medians):
-            axes[-1].plot(levels, [m[key] for m in medians], "o-", label=name)
+        if any(m.get(key) for m in medians):
+            axes[-1].plot(levels, [m.get(key, float("nan")) for m in medians], "o-", label=name)
     axes[-1].set_title("throughput (1/s)")
     for axis in axes:
         axis.set_xlabel("requests in flight" if closed else "requests per second")

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 @dataclass(slots=True)
 class Sample:
     """One request's times, in seconds of one clock. ``audio`` is (arrival, seconds of audio in the packet), in order of
-    arrival.
+    arrival; ``images`` are the arrivals of previews and finished pictures, ``pictures`` counts the finished ones, and
+    ``steps`` their denoising steps.
 
     ``error`` says why the request counts as failed; the times of a failed request enter no statistic.
     """
@@ -17,6 +18,9 @@ class Sample:
     ended: float = 0.0
     text: list[float] = field(default_factory=list)
     audio: list[tuple[float, float]] = field(default_factory=list)
+    images: list[float] = field(default_factory=list)
+    pictures: int = 0
+    steps: int = 0
     tokens: int = 0
     prompt_tokens: int = 0
     error: str | None = None
@@ -30,6 +34,11 @@ class Sample:
     def ttfp(self) -> float | None:
         """Time to first packet of audio."""
         return self.audio[0][0] - self.started if self.audio else None
+
+    @property
+    def ttfi(self) -> float | None:
+        """Time to the first image, a preview or a finished picture."""
+        return self.images[0] - self.started if self.images else None
 
     @property
     def tpot(self) -> float | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from omni_actors.entrypoints.bench.load import Run
 
-LATENCIES = ("ttft", "ttfp", "tpot", "e2el", "rtf", "underrun")
+LATENCIES = ("ttft", "ttfp", "ttfi", "tpot", "e2el", "rtf", "underrun")
 PERCENTILES = (50, 90, 99)
 
 
@@ -31,6 +31,8 @@ def summarise(run: Run) -> dict[str, float]:
         "requests_per_s": len(good) / run.wall,
         "output_tokens_per_s": sum(sample.tokens for sample in good) / run.wall,
         "audio_s_per_s": sum(sample.audio_seconds for sample in good) / run.wall,
+        "images_per_s": sum(sample.pictures for sample in good) / run.wall,
+        "steps_per_s": sum(sample.steps for sample in good) / run.wall,
     }
     for name in LATENCIES:
         values = [value for sample in good if (value := getattr(sample, name)) is not None]

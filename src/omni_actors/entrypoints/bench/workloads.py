@@ -36,6 +36,18 @@ SENTENCES = (
     "Nobody knows who planted the old oak behind the school.",
 )
 
+PICTURES = (
+    "a seven",
+    "the digit three",
+    "draw a five",
+    "number 0",
+    "a handwritten nine",
+    "please write the number 4",
+    "an image of the numeral 8",
+    "a two",
+)
+"""Prompts that the demo's model of digits understands; any other model makes pictures of them too."""
+
 SAMPLE_BYTES = 2
 """Bytes per sample: ``pcm`` and ``pcm16`` are signed 16-bit samples."""
 
@@ -195,12 +207,86 @@ class SpeechEvents(Speech):
             raise BadReply("the reply has no usage (for a server without usage: --no-usage)")
 
 
+@dataclass(kw_only=True)
+class Images(Workload):
+    """Pictures as one JSON body."""
+
+    path: ClassVar[str] = "/images/generations"
+
+    def fields(self, prompt: str) -> dict[str, Any]:
+        return {"prompt": prompt, "response_format": "b64_json"}
+
+    async def read(self, reply: Reply, sample: Sample) -> None:
+        made = _json(await reply.read())
+        now = time.perf_counter()
+        for picture in made.get("data") or ():
+            _check_picture(picture.get("b64_json"))
+            sample.images.append(now)
+        self._count(sample, len(sample.images), made.get("usage"))
+
+    def _count(self, sample: Sample, pictures: int, usage: dict[str, Any] | None) -> None:
+        wanted = int(self.extra.get("n") or 1)
+        if pictures != wanted:
+            raise BadReply(f"{pictures} pictures came instead of {wanted}")
+        sample.pictures = pictures
+        if self.usage:
+            if usage is None:
+                raise BadReply("the reply has no usage (for a server without usage: --no-usage)")
+            sample.steps = int(usage.get("steps") or 0)
+
+
+@dataclass(kw_only=True)
+class ImageEvents(Images):
+    """Pictures as server-sent events, with two previews."""
+
+    def fields(self, prompt: str) -> dict[str, Any]:
+        return {"prompt": prompt, "stream": True, "partial_images": 2}
+
+    async def read(self, reply: Reply, sample: Sample) -> None:
+        pictures = steps = 0
+        usage: dict[str, Any] | None = None
+        async for now, data in _events(reply):
+            if data == b"[DONE]":
+                continue
+            event = _json(data)
+            if not str(event.get("type")).startswith("image_"):
+                continue
+            _check_picture(event.get("b64_json"))
+            sample.images.append(now)
+            if str(event["type"]).endswith(".completed"):
+                pictures += 1
+                usage = event.get("usage") or usage
+                steps += int((usage or {}).get("steps") or 0)
+        self._count(sample, pictures, usage)
+        sample.steps = steps
+
+
 WORKLOADS: dict[str, type[Workload]] = {
     "chat": Chat,
     "chat-audio": ChatAudio,
     "speech": Speech,
     "speech-sse": SpeechEvents,
+    "images": Images,
+    "images-sse": ImageEvents,
 }
+
+_OWN_PROMPTS = {Speech: SENTENCES, Images: PICTURES}
+
+
+def prompts_of(workload: str) -> Sequence[str]:
+    """Return the prompts of a workload for which no file of prompts is given."""
+    kind = WORKLOADS[workload]
+    return next((prompts for base, prompts in _OWN_PROMPTS.items() if issubclass(kind, base)), PROMPTS)
+
+
+_SIGNATURES = (b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"RIFF")
+
+
+def _check_picture(encoded: Any) -> None:
+    """Raise :class:`BadReply` unless this is the base64 of a PNG, JPEG or WebP file."""
+    data = base64.b64decode(encoded or "")
+    if not data.startswith(_SIGNATURES):
+        raise BadReply("a picture is no PNG, JPEG or WebP file")
 
 
 async def _events(reply: Reply) -> AsyncIterator[tuple[float, bytes]]:

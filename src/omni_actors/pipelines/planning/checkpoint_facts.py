@@ -25,12 +25,13 @@ def read_checkpoint_facts(pipeline: Pipeline, folder: Path) -> PipelineFacts:
         folder: The checkpoint's folder.
 
     Returns:
-        The facts; no facts where the family has no function or the folder does not exist.
+        The facts; no facts where the family has no function, or where the folder does not exist and the family has no
+        weights of its own.
 
     Raises:
         PlanError: The family's function fails on the folder.
     """
-    if pipeline.describe is None or not folder.is_dir():
+    if pipeline.describe is None or (pipeline.weights is None and not folder.is_dir()):
         return PipelineFacts()
     try:
         found = resolve_name(pipeline.describe)(folder)

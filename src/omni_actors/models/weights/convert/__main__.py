@@ -6,7 +6,7 @@ import importlib
 import sys
 from pathlib import Path
 
-RECIPES = ("llm", "whisper", "hibari", "silero")
+RECIPES = ("llm", "whisper", "hibari", "silero", "style")
 
 
 def main(arguments: list[str]) -> None:

@@ -1,0 +1,1 @@
+"""Handwritten digits: a text-to-image model that is trained on this machine in minutes (``models pull digits``)."""
