@@ -128,7 +128,7 @@ def resolve(
     settings = Settings(inherited(given, halved), {}, _described(said, folder))
     running = split(chosen, halved)
 
-    settings.provenance["pipeline"] = DECLARED
+    settings.provenance["pipeline"] = Origin("model", choice.reason) if choice.reason else DECLARED
     named = settings.given.get("model")
     settings.provenance["model"] = named.origin if named and model is None else model_origin
     own_name = Path(folder).name if folder and chosen.weights is None else chosen.name

@@ -11,23 +11,33 @@ from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-import diffusers
-import numpy as np
 import torch
 
+from omni_actors.connectors.payload import Payload
+from omni_actors.models.diffusion.components import load_pipeline
+from omni_actors.models.diffusion.payloads import pack, unpack
+from omni_actors.models.diffusion.pixels import Pixels, shrunk, to_pixels
 from omni_actors.models.diffusion.rows import Conditioning, Row
 from omni_actors.models.diffusion.sizes import check_size
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.options import filled
 from omni_actors.protocol.params import ImageGeneration
+from omni_actors.worker.checks import WarmUpError
 from omni_actors.worker.device import runtime_of
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.diffusion.adapter import DECODE, DENOISE, ENCODE, DiffusionAdapter
 from omni_actors.worker.engines.diffusion.cursor import Cursor, Footprint
 from omni_actors.worker.engines.diffusion.options import OPTIONS
 
-Pixels = np.ndarray[Any, np.dtype[np.uint8]]
+SPECIAL: Mapping[str, tuple[str, str]] = {
+    "pictures": ("image", "This model makes pictures from text alone."),
+    "mask": ("mask", "This model takes no mask."),
+    "layers": ("layers", "This model makes pictures of one layer."),
+    "strength": ("strength", "This model has no 'strength': it does not begin with a picture."),
+    "true_guidance": ("true_cfg_scale", "This model has one guidance scale, 'guidance_scale'."),
+}
+"""Fields of the section ``image`` that only some families read → the client's name for the field, and the refusal."""
 
 
 class DiffusersAdapter(DiffusionAdapter):
@@ -43,6 +53,12 @@ class DiffusersAdapter(DiffusionAdapter):
     """Name of the component that denoises."""
     encoders: ClassVar[tuple[str, ...]] = ()
     """Names of the components that only :meth:`encode` uses."""
+    encodes_pictures: ClassVar[bool] = False
+    """Whether :meth:`encode` uses the VAE too."""
+    structures: ClassVar[tuple[type, ...]] = ()
+    """The data classes that the family's conditioning is made of, beside :class:`Conditioning`."""
+    accepts: ClassVar[frozenset[str]] = frozenset()
+    """Fields of the section ``image`` that the family reads, of :data:`SPECIAL`."""
     default_steps: ClassVar[int] = 28
     default_guidance: ClassVar[float] = 5.0
 
@@ -58,26 +74,32 @@ class DiffusersAdapter(DiffusionAdapter):
 
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
         progress("loading the weights", None)
-        absent = {name: None for part, names in self._components().items() if part not in self.parts for name in names}
-        diffusers.utils.logging.disable_progress_bar()
-        loader = getattr(diffusers, self.pipeline_class)
-        self.pipe = loader.from_pretrained(self.hello.model, torch_dtype=self.dtype, local_files_only=True, **absent)
-        self.pipe.to(self.device)
-        self.pipe.set_progress_bar_config(disable=True)
+        self.pipe = self.load_pipe()
         self.prepare()
         progress("warming up", None)
         self.prove()
         return self.facts()
 
-    def _components(self) -> dict[str, tuple[str, ...]]:
-        return {ENCODE: self.encoders, DENOISE: (self.denoiser,), DECODE: ()}
+    def load_pipe(self) -> Any:
+        """Return diffusers' pipeline object with the components that :attr:`parts` need."""
+        return load_pipeline(self.hello.model or "", self.pipeline_class, self.dtype, self.device, self.needs)
+
+    def needs(self, component: str) -> bool:
+        """Return whether a stage with these :attr:`parts` needs a component of the folder."""
+        if component in self.encoders:
+            return ENCODE in self.parts
+        if component == self.denoiser:
+            return DENOISE in self.parts
+        if component == "vae":
+            return DECODE in self.parts or (self.encodes_pictures and ENCODE in self.parts)
+        return True
 
     def prepare(self) -> None:
         """Set up what the family needs beside the components, after loading."""
 
     def facts(self) -> dict[str, Any]:
         """Return the facts of the loaded model for the serving process."""
-        width, height = self.default_size
+        width, height = self.size
         return {
             "width": width,
             "height": height,
@@ -94,8 +116,14 @@ class DiffusersAdapter(DiffusionAdapter):
         return getattr(self.pipe, self.denoiser)
 
     @property
-    def default_size(self) -> tuple[int, int]:
+    def size(self) -> tuple[int, int]:
         """Width and height of a picture whose size the client leaves open."""
+        side = self.options["size"]
+        return self.default_size if side is None else (side, side)
+
+    @property
+    def default_size(self) -> tuple[int, int]:
+        """The size that the model itself prefers."""
         side = self.model.config.sample_size * self.pipe.vae_scale_factor
         return side, side
 
@@ -108,22 +136,35 @@ class DiffusersAdapter(DiffusionAdapter):
     @property
     def max_pixels(self) -> int:
         """The most pixels of a picture."""
-        width, height = self.default_size
+        width, height = self.size
         return int(self.options["max_pixels"] or 4 * width * height)
 
+    @property
+    def max_side(self) -> int | None:
+        """The longest side of a picture in pixels, if the model's positions end somewhere."""
+        return None
+
     def prove(self) -> None:
-        if self.parts != {ENCODE, DENOISE, DECODE}:
+        if ENCODE not in self.parts:
             return
-        work = Work(-1, "warm-up", {})
-        (cursor,) = self.open(work, ImageGeneration(prompt="a picture", seed=0, steps=1))
+        (cursor,) = self.open(Work(-1, "warm-up", {}), self.trial())
+        self.feed_trial(cursor)
         with torch.inference_mode():
-            conditioning = _last(self.encode([cursor]))
-            cursor.conditioning = conditioning[0]
-            self.begin(cursor)
-            (prediction,) = self.predict([cursor])
-            if not torch.isfinite(prediction).all():
-                raise ValueError("the prediction of the warm-up is not finite")
+            (cursor.conditioning,) = _last(self.encode([cursor]))
+            if DENOISE in self.parts:
+                self.begin(cursor)
+                (prediction,) = self.predict([cursor])
+                if not torch.isfinite(prediction).all():
+                    raise WarmUpError("The numbers of a step")
         self.close(cursor)
+
+    def trial(self) -> ImageGeneration:
+        """Return a request for the warm-up: a small picture."""
+        width, height = (min(side, 16 * self.multiple) for side in self.size)
+        return ImageGeneration(prompt="a picture", seed=0, steps=2, width=width, height=height)
+
+    def feed_trial(self, cursor: Cursor) -> None:
+        """Give the warm-up's request its pictures, if the family needs some."""
 
     # ---- a request
 
@@ -133,7 +174,8 @@ class DiffusersAdapter(DiffusionAdapter):
         assert image.height is not None
         assert image.steps is not None
         assert image.seed is not None
-        check_size(image.width, image.height, multiple=self.multiple, max_pixels=self.max_pixels)
+        most = self.max_side
+        check_size(image.width, image.height, multiple=self.multiple, max_pixels=self.max_pixels, max_side=most)
         if not 1 <= image.steps <= self.options["max_steps"]:
             raise invalid_request(f"'steps' must be from 1 to {self.options['max_steps']}.", "steps")
         if image.prompt is None and "text" not in work.ports and ENCODE in self.parts:
@@ -147,7 +189,7 @@ class DiffusersAdapter(DiffusionAdapter):
 
     def completed(self, image: ImageGeneration) -> ImageGeneration:
         """Return the section with the stage's defaults filled in."""
-        width, height = self.default_size
+        width, height = self.size
         copied = copy.copy(image)
         copied.width = width if image.width is None else image.width
         copied.height = height if image.height is None else image.height
@@ -158,15 +200,16 @@ class DiffusersAdapter(DiffusionAdapter):
         return copied
 
     def check(self, work: Work, image: ImageGeneration) -> None:
-        """Raise 400 for what this family cannot do. By default: pictures to edit, masks, layers, a second guidance."""
-        if image.pictures or image.mask:
-            raise invalid_request("This model makes pictures from text alone.", "image")
-        if image.layers is not None:
-            raise invalid_request("This model makes pictures of one layer.", "layers")
-        if image.strength is not None:
-            raise invalid_request("'strength' is for edits of a picture.", "strength")
-        if image.true_guidance is not None:
-            raise invalid_request("This model has one guidance scale, 'guidance_scale'.", "true_cfg_scale")
+        """Raise 400 for what this family cannot do. By default: the special fields that it does not accept."""
+        for name, (param, message) in SPECIAL.items():
+            if getattr(image, name) and name not in self.accepts:
+                raise invalid_request(message, param)
+
+    def check_prompt(self, tokenizer: Any, text: str | None, most: int, param: str) -> None:
+        """Raise 400 for a text of more than ``most`` tokens, the end's included: the model would not read the rest."""
+        count = 0 if not text else len(tokenizer(text, truncation=False)["input_ids"])
+        if count > most:
+            raise invalid_request(f"The text has {count} tokens, and this model reads {most} at most.", param)
 
     def branch_count(self, image: ImageGeneration) -> int:
         """Return how many branches a step of this request has."""
@@ -276,32 +319,68 @@ class DiffusersAdapter(DiffusionAdapter):
 
     def clean(self, cursor: Cursor, prediction: torch.Tensor) -> torch.Tensor:
         """Return the clean latents that a prediction points at: of a flow (velocity = noise - clean)."""
-        sigma = cursor.scheduler.sigmas[cursor.step]
+        scheduler = cursor.scheduler
+        index = (scheduler.begin_index or 0) if scheduler.step_index is None else scheduler.step_index
+        sigma = scheduler.sigmas[index]
         latents: torch.Tensor = cursor.latents - sigma * prediction
         return latents
 
     def preview(self, cursor: Cursor, prediction: Any) -> Pixels | None:
+        side = max(1, self.options["preview_side"] // self.pipe.vae_scale_factor)
         with torch.inference_mode():
-            return self.pixels(cursor, self.clean(cursor, prediction))
+            latents = self.spatial(cursor, self.clean(cursor, prediction))
+            return to_pixels(self.decoded(shrunk(latents, side)))
+
+    def decode_key(self, cursor: Cursor) -> Hashable:
+        return id(cursor)  # each picture leaves as soon as it is decoded
 
     def decode(self, cursors: Sequence[Cursor]) -> Iterator[Sequence[Any] | None]:
-        with torch.inference_mode():
-            made = [self.pixels(cursor, cursor.latents) for cursor in cursors]
-        yield made
+        made: list[Any] = []
+        for cursor in cursors:
+            with torch.inference_mode():
+                made.append(self.pixels(cursor, cursor.latents))
+            yield None if len(made) < len(cursors) else made
 
-    def pixels(self, cursor: Cursor, latents: torch.Tensor) -> Pixels:
-        """Decode the latents [1, …] of one picture to an array [height, width, channels]."""
+    def pixels(self, cursor: Cursor, latents: torch.Tensor) -> Any:
+        """Return the pixels [height, width, channels] of a cursor's latents; for several layers a list."""
+        return to_pixels(self.decoded(self.spatial(cursor, latents)))
+
+    def spatial(self, cursor: Cursor, latents: torch.Tensor) -> torch.Tensor:
+        """Return a cursor's latents as the VAE takes them, [1, channels, …, height, width], not yet scaled."""
+        return latents
+
+    def decoded(self, latents: torch.Tensor) -> torch.Tensor:
+        """Decode spatial latents of one picture to [1, channels, height, width], from -1 to 1."""
         vae = self.pipe.vae
         latents = latents / vae.config.scaling_factor + (getattr(vae.config, "shift_factor", None) or 0.0)
-        return to_pixels(vae.decode(latents.to(vae.dtype), return_dict=False)[0])
+        picture: torch.Tensor = vae.decode(latents.to(vae.dtype), return_dict=False)[0]
+        return picture
 
+    # ---- stages of their own
 
-def to_pixels(image: torch.Tensor) -> Pixels:
-    """Return the pixels [height, width, channels] of a decoded picture [1, channels, height, width] from -1 to 1, as
-    diffusers rounds."""
-    scaled = (image[0].float() * 0.5 + 0.5).clamp(0, 1)
-    array: Pixels = (scaled * 255).round().to(torch.uint8).permute(1, 2, 0).contiguous().cpu().numpy()
-    return array
+    def conditioning_payload(self, cursor: Cursor) -> Payload:
+        return pack("conditioning", self._size(cursor), cursor.conditioning)
+
+    def latent_payload(self, cursor: Cursor) -> Payload:
+        state = {"latents": cursor.latents, "kept": self.kept(cursor)}
+        return pack("latent", {"index": cursor.index, **self._size(cursor)}, state)
+
+    def kept(self, cursor: Cursor) -> dict[str, Any]:
+        """Return the part of :attr:`Cursor.state` that decoding needs."""
+        return {}
+
+    def restore(self, cursor: Cursor, payload: Payload) -> None:
+        state = unpack(payload, (Conditioning, *self.structures), self.device)
+        cursor.width, cursor.height = payload.meta["width"], payload.meta["height"]
+        if payload.kind == "conditioning":
+            cursor.conditioning = state
+        else:
+            cursor.latents = state["latents"]
+            cursor.state.update(state["kept"])
+
+    @staticmethod
+    def _size(cursor: Cursor) -> dict[str, Any]:
+        return {"width": cursor.width, "height": cursor.height}
 
 
 def _last(results: Iterator[Sequence[Any] | None]) -> Sequence[Any]:

@@ -8,7 +8,13 @@ from omni_actors.protocol.errors import OmniError, invalid_request
 
 
 def check_size(
-    width: int, height: int, *, multiple: int, max_pixels: int, only: Sequence[tuple[int, int]] = ()
+    width: int,
+    height: int,
+    *,
+    multiple: int,
+    max_pixels: int,
+    max_side: int | None = None,
+    only: Sequence[tuple[int, int]] = (),
 ) -> None:
     """Raise an error with status 400 that names the nearest possible size, unless the model can make this size.
 
@@ -17,22 +23,21 @@ def check_size(
         height: The height in pixels.
         multiple: The number that both must divide by.
         max_pixels: The most pixels.
+        max_side: The longest side, if there is one beside the most pixels.
         only: The only sizes, if the model has a table of them.
     """
-    if width < 1 or height < 1:
-        raise refusal(
-            width, height, nearest_size(max(1, width), max(1, height), multiple=multiple, max_pixels=max_pixels)
-        )
     if only and (width, height) not in only:
         near = min(only, key=lambda size: abs(size[0] - width) + abs(size[1] - height))
         raise refusal(width, height, near)
-    near = nearest_size(width, height, multiple=multiple, max_pixels=max_pixels)
+    near = nearest_size(width, height, multiple=multiple, max_pixels=max_pixels, max_side=max_side)
     if near != (width, height):
         raise refusal(width, height, near)
 
 
-def nearest_size(width: int, height: int, *, multiple: int, max_pixels: int) -> tuple[int, int]:
-    """Return the nearest possible size.
+def nearest_size(
+    width: int, height: int, *, multiple: int, max_pixels: int, max_side: int | None = None
+) -> tuple[int, int]:
+    """Return the nearest possible size, of about the same form.
 
     Example:
         >>> nearest_size(1021, 1021, multiple=16, max_pixels=1 << 20)
@@ -40,8 +45,9 @@ def nearest_size(width: int, height: int, *, multiple: int, max_pixels: int) -> 
         >>> nearest_size(100_000, 10_000, multiple=16, max_pixels=1 << 20)
         (3232, 320)
     """
-    if width * height > max_pixels:
-        scale = (max_pixels / (width * height)) ** 0.5
+    width, height = max(1, width), max(1, height)
+    scale = min(1.0, (max_pixels / (width * height)) ** 0.5, (max_side or max(width, height)) / max(width, height))
+    if scale < 1:
         width, height = int(width * scale), int(height * scale)
     sides = [max(multiple, round(side / multiple) * multiple) for side in (width, height)]
     while sides[0] * sides[1] > max_pixels and max(sides) > multiple:

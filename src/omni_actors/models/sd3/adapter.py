@@ -11,7 +11,13 @@ from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import c
 
 from omni_actors.models.diffusion.adapter import DiffusersAdapter
 from omni_actors.models.diffusion.rows import Conditioning, Row
+from omni_actors.protocol.params import ImageGeneration
+from omni_actors.worker.engine import Work
+from omni_actors.worker.engines.diffusion.adapter import ENCODE
 from omni_actors.worker.engines.diffusion.cursor import Cursor
+
+T5_TOKENS = 256
+"""Tokens of a prompt that the third text encoder reads, as in diffusers' pipeline."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +33,31 @@ class StableDiffusion3(DiffusersAdapter):
 
     pipeline_class = "StableDiffusion3Pipeline"
     encoders = ("text_encoder", "text_encoder_2", "text_encoder_3", "tokenizer", "tokenizer_2", "tokenizer_3")
+    structures = (Embeddings,)
     default_guidance = 7.0
 
+    @property
+    def max_side(self) -> int | None:
+        config = self.model.config
+        return int(config.pos_embed_max_size * config.patch_size * self.pipe.vae_scale_factor)
+
+    def check(self, work: Work, image: ImageGeneration) -> None:
+        super().check(work, image)
+        if ENCODE not in self.parts:
+            return
+        # The third encoder reads further than the others; a checkpoint may lack it.
+        tokenizer, most = self.pipe.tokenizer_3, T5_TOKENS
+        if tokenizer is None:
+            tokenizer, most = self.pipe.tokenizer, self.pipe.tokenizer_max_length
+        self.check_prompt(tokenizer, image.prompt, most, "prompt")
+        self.check_prompt(tokenizer, image.negative_prompt, most, "negative_prompt")
+
     def encode(self, cursors: Sequence[Cursor]) -> Iterator[Sequence[Any] | None]:
-        with torch.inference_mode():
-            made = [self._embed(cursor) for cursor in cursors]
-        yield made
+        made: list[Any] = []
+        for cursor in cursors:
+            with torch.inference_mode():
+                made.append(self._embed(cursor))
+            yield None if len(made) < len(cursors) else made
 
     def _embed(self, cursor: Cursor) -> Conditioning:
         image = cursor.image
@@ -44,6 +69,7 @@ class StableDiffusion3(DiffusersAdapter):
             negative_prompt=image.negative_prompt,
             do_classifier_free_guidance=two,
             device=self.device,
+            max_sequence_length=T5_TOKENS,
         )
         return Conditioning(Embeddings(sequence, pooled), Embeddings(negative, negative_pooled) if two else None)
 

@@ -29,6 +29,7 @@ FAMILIES: dict[str, str] = {
     "qwen3-tts": "omni_actors.models.tiny.qwen3_tts:CUSTOM_VOICE",
     "qwen3-tts-design": "omni_actors.models.tiny.qwen3_tts:VOICE_DESIGN",
     "qwen3-tts-base": "omni_actors.models.tiny.qwen3_tts:BASE",
+    "sd3": "omni_actors.models.tiny.diffusion.sd3",
 }
 
 

@@ -5,24 +5,32 @@ from __future__ import annotations
 import hashlib
 import shutil
 import tempfile
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from omni_actors.models.tiny import build
 from omni_actors.models.weights.cache import cache_root
 
-LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors")
+LIBRARIES = ("torch", "transformers", "tokenizers", "safetensors", "diffusers")
 
 
 def edition() -> str:
     """Return a name that changes with this package's sources and the versions of the libraries that build
     checkpoints."""
     digest = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(source.name.encode() + source.read_bytes())
+    root = Path(__file__).parent
+    for source in sorted(root.rglob("*.py")):
+        digest.update(source.relative_to(root).as_posix().encode() + source.read_bytes())
     for library in LIBRARIES:
-        digest.update(f"{library}=={version(library)}".encode())
+        digest.update(f"{library}=={_version(library)}".encode())
     return digest.hexdigest()[:12]
+
+
+def _version(library: str) -> str:
+    try:
+        return version(library)
+    except PackageNotFoundError:  # not every environment makes pictures
+        return "none"
 
 
 def cached(family: str) -> Path:

@@ -11,11 +11,15 @@ from omni_actors.pipelines.declaration import Pipeline
 from omni_actors.pipelines.nearest import nearest
 from omni_actors.pipelines.plan import Origin, PlanError
 from omni_actors.pipelines.registry import Registry
+from omni_actors.pipelines.weights.diffusers_folder import INDEX, class_of, is_diffusers
 from omni_actors.pipelines.weights.files import read_json
 from omni_actors.pipelines.weights.hub import PUBLIC_NAME, REVISION, cache_folder, snapshot_folder
 from omni_actors.pipelines.weights.intact import Damage, described
 
 DEMO = "omni-demo"
+
+ANY_DIFFUSERS = "diffusers"
+"""Name of the pipeline that runs any pipeline of diffusers in its own call."""
 
 IS_CAUSAL_LM = "omni_actors.models.causal_lm.architectures:is_causal_lm"
 """Dotted name of a function that says whether an architecture without a pipeline is a causal language model."""
@@ -30,12 +34,14 @@ class Choice:
         folder: The absolute path of the folder of weights; ``None`` without one.
         origin: The origin of the choice.
         checkpoint: The public name of the checkpoint, if that was asked for.
+        reason: Why a folder is served by this pipeline, if the folder itself has decided that.
     """
 
     pipeline: Pipeline
     folder: str | None
     origin: Origin
     checkpoint: str | None = None
+    reason: str = ""
 
 
 def public_name(model: str | None, early: Mapping[str, str], registry: Registry) -> str | None:
@@ -99,16 +105,18 @@ def choose(
         chosen = registry.load(forced) if forced else pipeline_of_folder(folder, registry)
         if placed and chosen.architectures:  # the pipeline serves certain folders only
             _check_claim(name, chosen, _claimant(folder, registry), overlay)
-        return Choice(chosen, str(folder.absolute()), origin)
+        return Choice(chosen, str(folder.absolute()), origin, reason="" if forced else reason_of(folder, chosen))
     if PUBLIC_NAME.fullmatch(name):
         snapshot = snapshot_folder(name, revision=revision).absolute()
         claimed = registry.load(forced) if forced else registry.for_checkpoint(name)
+        reason = ""
         if claimed is None and snapshot.is_dir():
             claimed = pipeline_of_folder(snapshot, registry)
+            reason = reason_of(snapshot, claimed)
         if placed and claimed is not None and claimed.checkpoints:
             _check_claim(name, claimed, registry.for_checkpoint(name), overlay)
         if claimed is not None:
-            return Choice(claimed, str(snapshot), origin, name)
+            return Choice(claimed, str(snapshot), origin, name, reason)
     raise PlanError(_nothing_of_that_name(name, registry))
 
 
@@ -151,8 +159,12 @@ def _own_weights(pipeline: Pipeline) -> str | None:
 
 
 def pipeline_of_folder(folder: Path, registry: Registry) -> Pipeline:
-    """Return the pipeline for the architecture in a folder's ``config.json``. Raises :class:`PlanError` if there is
-    none."""
+    """Return the pipeline for the class in a folder's ``model_index.json``, or the architecture in its ``config.json``.
+    A folder of diffusers whose class has no pipeline of its own is for :data:`ANY_DIFFUSERS`. Raises
+    :class:`PlanError` if there is none."""
+    if is_diffusers(folder):
+        named = _class_of(folder)
+        return registry.for_architecture(named) or registry.load(ANY_DIFFUSERS)
     config = folder / "config.json"
     try:
         read = read_json(config)
@@ -171,3 +183,21 @@ def pipeline_of_folder(folder: Path, registry: Registry) -> Pipeline:
         return registry.load("causal-lm")
     named = ", ".join(map(str, architectures)) or "none named"
     raise PlanError(f"no pipeline serves the architecture of {config} ({named}); choose one with --pipeline")
+
+
+def reason_of(folder: Path, chosen: Pipeline) -> str:
+    """Return why a folder of diffusers is served by a pipeline; empty for any other folder."""
+    if not is_diffusers(folder):
+        return ""
+    named = _class_of(folder)
+    if chosen.name == ANY_DIFFUSERS:
+        return f"{INDEX} names {named}, which no family serves step by step: it runs request by request"
+    return f"{INDEX} names {named}"
+
+
+def _class_of(folder: Path) -> str:
+    try:
+        return class_of(folder)
+    except (OSError, ValueError) as error:
+        damage = Damage(folder / INDEX, f"it cannot be used ({error})")
+        raise PlanError(described([damage], folder.absolute())) from None

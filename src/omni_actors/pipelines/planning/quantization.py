@@ -12,6 +12,7 @@ from typing import Any
 
 from omni_actors.pipelines.plan import PlanError
 from omni_actors.pipelines.strategy import VLLM
+from omni_actors.pipelines.weights.diffusers_folder import components_of
 from omni_actors.platforms.platform import OmniPlatform
 
 _MODELOPT = "hf_quant_config.json"
@@ -20,7 +21,12 @@ _MODELOPT = "hf_quant_config.json"
 
 def method_of(folder: Path) -> str | None:
     """Return a checkpoint's quantization by its ``quant_method``, of the whole model or of a part; ``None`` for plain
-    weights and for a folder without a configuration."""
+    weights and for a folder without a configuration. A folder of diffusers has a configuration for each component."""
+    found = (_method_in(folder / name) for name in ("", *components_of(folder)))
+    return next((method for method in found if method is not None), None)
+
+
+def _method_in(folder: Path) -> str | None:
     try:
         config = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError):

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from omni_actors.pipelines.weights.diffusers_folder import lacking
 from omni_actors.pipelines.weights.files import read_json, shards_of
 
 BRANCH = "main"
@@ -81,14 +82,15 @@ def is_offline(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def missing_shards(folder: Path) -> Iterator[Path]:
-    """Yield the files that the folder's own index of weights names and that do not exist, as after an interrupted
-    download.
+    """Yield the files that the folder's own indexes of weights name and that do not exist, as after an interrupted
+    download; for a folder of diffusers, the components' indexes, folders and weights.
 
     A folder without an index yields nothing; for a damaged index, the index itself is missing.
     """
-    for index in sorted(folder.glob("*.index.json")):
+    yield from lacking(folder)
+    for index in sorted((*folder.glob("*.index.json"), *folder.glob("*/*.index.json"))):
         try:
-            shards = [folder / shard for shard in shards_of(read_json(index))]
+            shards = [index.parent / shard for shard in shards_of(read_json(index))]
         except (OSError, ValueError):
             yield index
             continue

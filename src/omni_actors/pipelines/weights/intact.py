@@ -40,7 +40,7 @@ _LARGEST_HEADER = 100_000_000
 """Bytes of the largest header that the safetensors format allows."""
 
 _READ_AT_LOAD = re.compile(
-    r"(?:config|generation_config|tokenizer|tokenizer_config|special_tokens_map|preprocessor_config|processor_config"
+    r"(?:config|model_index|scheduler_config|generation_config|tokenizer|tokenizer_config|special_tokens_map|preprocessor_config|processor_config"
     r"|video_preprocessor_config|audio_tokenizer_config|chat_template|vocab|added_tokens|tekken|.*\.index)\.json"
 )
 

@@ -12,6 +12,12 @@ OPTIONS: Mapping[str, Option] = {
     ),
     "max_steps": Option(1000, "Most denoising steps of a request.", least=1),
     "guidance": Option(None, "Guidance scale of a request that names none; by default the model's own.", type=float),
+    "size": Option(
+        None,
+        "Width and height in pixels of a picture whose size is left open; by default the model's own.",
+        type=int,
+        least=8,
+    ),
     "max_pixels": Option(
         None, "Most pixels of a picture; by default four times the model's own size.", type=int, least=64
     ),

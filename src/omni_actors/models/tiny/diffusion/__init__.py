@@ -1,0 +1,1 @@
+"""Tiny checkpoints of diffusion models: folders as diffusers' ``save_pretrained`` writes them."""
