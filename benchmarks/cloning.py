@@ -32,7 +32,7 @@ from omni_actors.models.tiny.cache import cached
 from omni_actors.protocol.errors import ErrorInfo
 from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
 from omni_actors.protocol.params import Speech
-from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
+from omni_actors.protocol.request import MediaChunk, StepProgress, TextDelta, Usage
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.chained import ChainedEngine
 from report import Aim, Report, arguments
@@ -96,6 +96,9 @@ class FirstSound:
 
     def media(self, chunk: MediaChunk) -> None:
         self.seen = True
+
+    def progress(self, progress: StepProgress) -> None:
+        raise AssertionError("no picture is made")
 
     def ledger(self, key: int, index: int, tokens: list[int], data: bytes = b"") -> None:
         pass

@@ -37,12 +37,15 @@ if TYPE_CHECKING:
     from omni_actors.protocol.errors import invalid_request as invalid_request
     from omni_actors.protocol.frames import Hello as Hello
     from omni_actors.protocol.options import Option as Option
+    from omni_actors.protocol.params import ImageGeneration as ImageGeneration
+    from omni_actors.protocol.params import LoraScale as LoraScale
     from omni_actors.protocol.params import Prompt as Prompt
     from omni_actors.protocol.params import Sampling as Sampling
     from omni_actors.protocol.params import Speech as Speech
     from omni_actors.protocol.params import Transcription as Transcription
     from omni_actors.protocol.request import MediaChunk as MediaChunk
     from omni_actors.protocol.request import Request as Request
+    from omni_actors.protocol.request import StepProgress as StepProgress
     from omni_actors.protocol.request import TextDelta as TextDelta
     from omni_actors.protocol.request import Usage as Usage
     from omni_actors.stages.balancers import Balancer as Balancer
@@ -60,6 +63,9 @@ if TYPE_CHECKING:
     from omni_actors.worker.engines.autoregressive.decoder import Decoder as Decoder
     from omni_actors.worker.engines.autoregressive.decoder import StepInputs as StepInputs
     from omni_actors.worker.engines.autoregressive.decoder import StepOutput as StepOutput
+    from omni_actors.worker.engines.diffusion.adapter import DiffusionAdapter as DiffusionAdapter
+    from omni_actors.worker.engines.diffusion.cursor import Cursor as Cursor
+    from omni_actors.worker.engines.diffusion.cursor import Footprint as Footprint
     from omni_actors.worker.engines.oneshot.adapter import GenerationAdapter as GenerationAdapter
     from omni_actors.worker.engines.oneshot.codec import CodecAdapter as CodecAdapter
     from omni_actors.worker.engines.oneshot.outputs import Piece as Piece
@@ -84,8 +90,11 @@ _WHERE = {
     "Sampling": "protocol.params",
     "Speech": "protocol.params",
     "Transcription": "protocol.params",
+    "ImageGeneration": "protocol.params",
+    "LoraScale": "protocol.params",
     "TextDelta": "protocol.request",
     "MediaChunk": "protocol.request",
+    "StepProgress": "protocol.request",
     "Usage": "protocol.request",
     # Payloads between stages.
     "Payload": "connectors.payload",
@@ -104,6 +113,9 @@ _WHERE = {
     "pcm16": "worker.engines.oneshot.outputs",
     "CodecAdapter": "worker.engines.oneshot.codec",
     "AutoregressiveAdapter": "worker.engines.autoregressive.adapter",
+    "DiffusionAdapter": "worker.engines.diffusion.adapter",
+    "Cursor": "worker.engines.diffusion.cursor",
+    "Footprint": "worker.engines.diffusion.cursor",
     "Decoder": "worker.engines.autoregressive.decoder",
     "PromptInput": "worker.engines.autoregressive.adapter",
     "StepInputs": "worker.engines.autoregressive.decoder",

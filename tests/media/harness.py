@@ -21,7 +21,7 @@ from omni_actors.media.worker.bridge import JoinMedia
 from omni_actors.media.worker.engine import MediaEngine
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 from omni_actors.protocol.frames import Hello, Query
-from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
+from omni_actors.protocol.request import MediaChunk, StepProgress, TextDelta, Usage
 from omni_actors.worker.engine import Work
 
 GAUGES = ("blobs", "clips", "clips_lent", "streams", "questions", "deliveries", "bytes")
@@ -55,6 +55,9 @@ class MediaHarness:
 
     def media(self, chunk: MediaChunk) -> None:
         raise AssertionError("the media engine shows nothing to clients")
+
+    def progress(self, progress: StepProgress) -> None:
+        raise AssertionError("no picture is made")
 
     def consumed(self, key: int, port: str) -> None:
         raise AssertionError("the media engine has no ports")

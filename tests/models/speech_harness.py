@@ -15,7 +15,7 @@ from omni_actors.connectors.payload import Payload, pcm_payload
 from omni_actors.pipelines.declaration import Pipeline
 from omni_actors.protocol.errors import OmniError
 from omni_actors.protocol.params import Speech
-from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
+from omni_actors.protocol.request import MediaChunk, StepProgress, TextDelta, Usage
 
 Array = np.ndarray[Any, Any]
 
@@ -28,6 +28,9 @@ class PayloadsOnly(Kept):
 
     def media(self, chunk: MediaChunk) -> None:
         raise AssertionError("nobody asked to see this stage's output")
+
+    def progress(self, progress: StepProgress) -> None:
+        raise AssertionError("no picture is made")
 
 
 class Stage(LoadedStage):

@@ -12,7 +12,7 @@ from omni_actors.pipelines.declaration import Pipeline
 from omni_actors.protocol.errors import ErrorInfo
 from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
 from omni_actors.protocol.options import filled
-from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
+from omni_actors.protocol.request import MediaChunk, StepProgress, TextDelta, Usage
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.oneshot import GenerationEngine
 
@@ -38,6 +38,9 @@ class Kept:
 
     def media(self, chunk: MediaChunk) -> None:
         self.media_chunks.append(chunk)
+
+    def progress(self, progress: StepProgress) -> None:
+        raise AssertionError("no picture is made")
 
     def allocate(self, key: int, kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:
         return blank_payload(kind, meta, specs)

@@ -108,6 +108,7 @@ def test_engines_by_kind() -> None:
     cpu = CpuPlatform()
     assert cpu.engine_for("autoregressive") == "omni_actors.worker.engines.autoregressive:AutoregressiveEngine"
     assert cpu.engine_for("generation") == "omni_actors.worker.engines.oneshot:GenerationEngine"
+    assert cpu.engine_for("diffusion") == "omni_actors.worker.engines.diffusion:DiffusionEngine"
     with pytest.raises(PlatformError, match="no engine of kind 'quantum'"):
         cpu.engine_for("quantum")
 

@@ -35,6 +35,7 @@ from omni_actors.platforms.xpu.runtime import XpuRuntime
 from omni_actors.worker.engines.autoregressive import AutoregressiveEngine
 from omni_actors.worker.engines.autoregressive.decoder import KVShape
 from omni_actors.worker.engines.autoregressive.options import EngineOptions
+from omni_actors.worker.engines.diffusion import DiffusionEngine
 from omni_actors.worker.engines.oneshot import GenerationEngine
 
 pytestmark = pytest.mark.deadline(120)
@@ -235,6 +236,7 @@ def test_a_platform_names_its_runtime_and_engines(vendor: str) -> None:
     assert resolve_name(platform.runtime) is RUNTIMES[vendor]
     assert issubclass(resolve_name(platform.engines["autoregressive"]), AutoregressiveEngine)
     assert issubclass(resolve_name(platform.engines["generation"]), GenerationEngine)
+    assert issubclass(resolve_name(platform.engines["diffusion"]), DiffusionEngine)
     assert platform.collectives == {"ascend": "hccl", "musa": "mccl", "rocm": "nccl", "xpu": "xccl"}[vendor]
 
 

@@ -46,6 +46,11 @@ def make() -> str:
         "These are the limits of each replica of a stage that computes an output in one go, such as a recogniser, an "
         "acoustic model or a vocoder, under `stages.STAGE.limits`:",
         _table(_options(limits_of("generation"))),
+        "## A stage that makes pictures",
+        "These are the limits of each replica of a diffusion stage, under `stages.STAGE.limits`:",
+        _table(_options(limits_of("diffusion"))),
+        "And under `stages.STAGE.options`:",
+        _table(_options(options_of("diffusion"))),
         "## A codec",
         "These are the options of each replica of a stage that makes sound of codec frames piece by piece (`code2wav` "
         "of Qwen3-Omni, `codec` of Qwen3-TTS), under `stages.STAGE.options`; see "

@@ -37,7 +37,7 @@ class Activity(enum.IntEnum):
     """Taking input in, computing a step, or writing."""
     COMPILING = 3
     """A step among the first :data:`FIRST_STEPS` of an incarnation, in which kernels may be compiled or graphs
-    captured."""
+    captured; later, a part of a step that the engine reports as such."""
 
 
 FIRST_STEPS = 8

@@ -34,7 +34,7 @@ _NAMES = {
     Activity.LOADING: "before its first turn",
     Activity.WAITING: "waiting",
     Activity.WORKING: "in a step",
-    Activity.COMPILING: "in one of its first steps",
+    Activity.COMPILING: "compiling, or in one of its first steps",
 }
 
 

@@ -55,6 +55,17 @@ ENGINE_COUNTERS: Mapping[str, str] = {
     "batches_total": "Batches that the engine ran.",
     "batched_items_total": "Inputs in those batches; an input that is run again counts again.",
     "items_total": "Inputs that were computed successfully.",
+    # diffusion engines
+    "cursors": "Pictures that the engine holds, finished ones of a request included whose other pictures are not.",
+    "memory_bytes": "Memory that the pictures under way hold, by estimate, without the peaks of single steps.",
+    "pictures_total": "Pictures (of layered ones: layers) that the engine decoded and sent on.",
+    "picture_steps_total": "Denoising steps of all pictures; pictures that share a forward count one each.",
+    "skipped_steps_total": "Denoising steps that a step cache answered, wholly or in part.",
+    "forwards_total": "Forwards of the denoiser that succeeded.",
+    "rows_total": "Rows of those forwards; a picture with guidance takes two.",
+    "encodes_total": "Requests whose prompt and pictures were encoded.",
+    "decodes_total": "Pictures that were decoded.",
+    "previews_total": "Previews of unfinished pictures that were sent on.",
     # model families
     "cache_hits_total": "Images, videos and clips whose encoding was found in the encoder's cache.",
     "cache_misses_total": "Images, videos and clips that the encoder had to compute.",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import socket
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -135,6 +136,11 @@ class Engine(ABC):
 
     followers: Followers | None = None
     """The other ranks of this replica, started before :meth:`load`, if there are any: this engine leads them."""
+
+    compiling: Callable[[], AbstractContextManager[object]] = nullcontext
+    """The context around a compilation or a capture of graphs in any step (``with self.compiling(): …``), set by the
+    loop. The time inside is held to the stage's ``compile_budget_s`` and not to its ``step_budget_s``, and the rest of
+    the step gets a step budget of its own. Loading needs no such context."""
 
     def __init__(self, hello: Hello) -> None:
         self.hello = hello

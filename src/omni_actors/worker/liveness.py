@@ -5,7 +5,8 @@ from __future__ import annotations
 import mmap
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from omni_actors.protocol.liveness import PAGE_BYTES, VARIABLE, WORDS, Activity
 
@@ -45,6 +46,16 @@ class Liveness:
         words = self._words
         words[1] = activity
         words[2] = self._clock()
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """Report a compilation for the time of the context, and then the activity before."""
+        before = self._words[1]
+        self.enter(COMPILING)
+        try:
+            yield
+        finally:
+            self.enter(before)
 
     def close(self) -> None:
         self._words.release()

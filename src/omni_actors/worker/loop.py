@@ -85,6 +85,7 @@ class Worker:
         self._steps = 0
         self._faults = Faults(hello)
         self._engine = engine
+        engine.compiling = self._liveness.compiling
         self._outputs = {edge.index: edge for edge in hello.outputs}
         self._control = ControlSocket(sock, check=engine.foreign)
         budget = hello.limits.get("arena_bytes", ARENA_BYTES.default)

@@ -22,7 +22,7 @@ from omni_actors.protocol.errors import ErrorInfo, OmniError, stage_failed
 from omni_actors.protocol.frames import PROTOCOL_VERSION, EdgeSpec, Hello, Ledger, Prefix
 from omni_actors.protocol.options import filled
 from omni_actors.protocol.params import Prompt, Sampling, Speech
-from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
+from omni_actors.protocol.request import MediaChunk, StepProgress, TextDelta, Usage
 from omni_actors.worker.checks import InputError
 from omni_actors.worker.engine import Engine, Work
 from omni_actors.worker.engines.autoregressive.decoder import StepInputs, StepOutput
@@ -277,6 +277,9 @@ class _Outbox:
 
     def media(self, chunk: MediaChunk) -> None:
         raise AssertionError("the last stage's samples are taken as payloads")
+
+    def progress(self, progress: StepProgress) -> None:
+        raise AssertionError("no picture is made")
 
     def allocate(self, key: int, kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:
         return blank_payload(kind, meta, specs)

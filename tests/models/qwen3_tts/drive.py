@@ -16,7 +16,7 @@ from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload, 
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello, Ledger, Prefix
 from omni_actors.protocol.params import Speech
-from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
+from omni_actors.protocol.request import MediaChunk, StepProgress, TextDelta, Usage
 from omni_actors.worker.engine import Engine, Work
 from omni_actors.worker.engines.autoregressive import AutoregressiveEngine
 from omni_actors.worker.engines.chained import ChainedEngine
@@ -53,6 +53,9 @@ class Out:
     def media(self, chunk: MediaChunk) -> None:
         assert chunk.meta["sample_rate"] == 24000
         self.audio[chunk.key].append(chunk.data)
+
+    def progress(self, progress: StepProgress) -> None:
+        raise AssertionError("no picture is made")
 
     def allocate(self, key: int, kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:
         return blank_payload(kind, meta, specs)

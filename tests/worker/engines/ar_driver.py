@@ -11,7 +11,7 @@ from omni_actors.models.causal_lm.adapter import CausalLM
 from omni_actors.protocol.errors import ErrorInfo
 from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
 from omni_actors.protocol.params import Prompt, Sampling
-from omni_actors.protocol.request import MediaChunk, TextDelta, TokenLogprob, Usage
+from omni_actors.protocol.request import MediaChunk, StepProgress, TextDelta, TokenLogprob, Usage
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.autoregressive import AutoregressiveEngine
 
@@ -58,6 +58,9 @@ class Collector:
 
     def media(self, chunk: MediaChunk) -> None:
         raise AssertionError("a language model makes no media")
+
+    def progress(self, progress: StepProgress) -> None:
+        raise AssertionError("no picture is made")
 
     def allocate(self, key: int, kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:
         return blank_payload(kind, meta, specs)

@@ -13,7 +13,7 @@ import torch
 from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload
 from omni_actors.protocol.errors import ErrorInfo
 from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
-from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
+from omni_actors.protocol.request import MediaChunk, StepProgress, TextDelta, Usage
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.oneshot import GenerationEngine
 from omni_actors.worker.engines.oneshot.codec import CodecAdapter
@@ -45,6 +45,9 @@ class Sound:
 
     def media(self, chunk: MediaChunk) -> None:
         raise AssertionError("nobody listens")
+
+    def progress(self, progress: StepProgress) -> None:
+        raise AssertionError("no picture is made")
 
     def allocate(self, key: int, kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:
         return blank_payload(kind, meta, specs)

@@ -13,7 +13,7 @@ from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload, 
 from omni_actors.platforms.cpu import CpuPlatform
 from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request
 from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
-from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
+from omni_actors.protocol.request import MediaChunk, StepProgress, TextDelta, Usage
 from omni_actors.worker.engine import Engine, Outbox, Work
 from omni_actors.worker.engines.chained import CAPACITY, ChainedEngine, ChainLink
 
@@ -166,6 +166,9 @@ class Out:
 
     def media(self, chunk: MediaChunk) -> None:
         raise AssertionError("nothing is heard")
+
+    def progress(self, progress: StepProgress) -> None:
+        raise AssertionError("no picture is made")
 
     def allocate(self, key: int, kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:
         return blank_payload(kind, meta, specs)

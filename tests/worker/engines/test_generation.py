@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from omni_actors.connectors.payload import Payload, TensorSpecs, blank_payload, pcm_payload, text_payload
 from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request
 from omni_actors.protocol.frames import Hello
-from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
+from omni_actors.protocol.request import MediaChunk, StepProgress, TextDelta, Usage
 from omni_actors.worker.checks import OutputError, TensorSpec
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.oneshot import GenerationEngine
@@ -45,6 +45,9 @@ class Recorder:
 
     def media(self, chunk: MediaChunk) -> None:
         self._add(chunk.key, "media", chunk)
+
+    def progress(self, progress: StepProgress) -> None:
+        raise AssertionError("no picture is made")
 
     def allocate(self, key: int, kind: str, meta: dict[str, Any], specs: TensorSpecs) -> Payload:
         return blank_payload(kind, meta, specs)

@@ -14,12 +14,13 @@ from omni_actors.protocol.frames import Hello
 from omni_actors.worker.device import runtime_of
 from omni_actors.worker.engine import Engine, Outbox
 from omni_actors.worker.engines.autoregressive import AutoregressiveEngine
+from omni_actors.worker.engines.diffusion import DiffusionEngine
 from omni_actors.worker.engines.oneshot import GenerationEngine
 from omni_sim.runtime import SimRuntime
 
 
 class _OnSim(Engine):
-    """The common base of both engines. In each subclass a built-in engine follows in the method resolution order."""
+    """The common base of the engines. In each subclass a built-in engine follows in the method resolution order."""
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello)
@@ -46,3 +47,7 @@ class SimAutoregressiveEngine(_OnSim, AutoregressiveEngine):
 
 class SimGenerationEngine(_OnSim, GenerationEngine):
     """One-shot models on the simulated device."""
+
+
+class SimDiffusionEngine(_OnSim, DiffusionEngine):
+    """Pictures, step by step, on the simulated device."""

@@ -24,6 +24,7 @@ class SimPlatform(OmniPlatform):
     engines = {
         "autoregressive": "omni_sim.engines:SimAutoregressiveEngine",
         "generation": "omni_sim.engines:SimGenerationEngine",
+        "diffusion": "omni_sim.engines:SimDiffusionEngine",
     }
     options = {
         "peer_access": Option(

@@ -18,6 +18,7 @@ import msgspec
 from omni_actors.platforms.accelerator import Accelerator, Inventory, ProbeResult, Unit, VisibleDevice
 from omni_actors.platforms.ascend import smi
 from omni_actors.platforms.machine import installed, nodes, pci_devices, there, torch_build
+from omni_actors.platforms.platform import OmniPlatform
 from omni_actors.platforms.visibility import ORDINAL, hidden
 from omni_actors.protocol.options import Option
 
@@ -51,6 +52,7 @@ class AscendPlatform(Accelerator):
     engines: ClassVar[Mapping[str, str]] = {
         "autoregressive": "omni_actors.platforms.ascend.engines:AscendAutoregressiveEngine",
         "generation": "omni_actors.platforms.ascend.engines:AscendGenerationEngine",
+        "diffusion": OmniPlatform.engines["diffusion"],
     }
     default_dtype = "bfloat16"
     dtypes = ("bfloat16", "float16", "float32")

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from omni_actors.platforms.accelerator import Accelerator, Inventory, Unit, VisibleDevice, lacks_torch
 from omni_actors.platforms.machine import line, nodes, number, pci_devices, there
-from omni_actors.platforms.platform import VLLM_ENGINE
+from omni_actors.platforms.platform import VLLM_ENGINE, OmniPlatform
 from omni_actors.platforms.xpu.selection import Mask, Selector, SelectorError
 from omni_actors.protocol.options import Option
 
@@ -40,6 +40,7 @@ class XpuPlatform(Accelerator):
     engines: ClassVar[Mapping[str, str]] = {
         "autoregressive": "omni_actors.platforms.xpu.engines:XpuAutoregressiveEngine",
         "generation": "omni_actors.platforms.xpu.engines:XpuGenerationEngine",
+        "diffusion": OmniPlatform.engines["diffusion"],
         "vllm": VLLM_ENGINE,
     }
     vllm_builds = (r"xpu.*",)

@@ -7,13 +7,13 @@ name. One package (or, if it is small, one file) holds one engine:
 - ``vllm/``: the same stages computed by vLLM. It shares prompts, choices and sampling with ``autoregressive/``.
 - ``oneshot/``: models that turn one input into one output: recognisers, acoustic models, vocoders, encoders. Its kind
   is called ``generation``.
+- ``diffusion/``: pictures made step by step; requests share denoising steps.
 - ``chained.py``: several engines in one worker, one after the other.
 - ``stub.py``: the smallest whole example, without a model.
 
-A new kind of engine is a new package beside these. A diffusion engine, which runs many denoising steps over one latent,
-would be ``diffusion/``, with ``engine.py``, ``adapter.py`` (what a model family brings), ``request.py``,
-``scheduler.py`` (which requests share the next denoising step) and ``options.py`` (which the serving process reads, so
-it does not import torch). Each package's ``__init__`` exports its engine, lazily for the same reason.
+A new kind of engine is a new package beside these, with ``engine.py``, ``adapter.py`` (what a model family brings),
+``request.py`` and ``options.py`` (which the serving process reads, so it does not import torch). Each package's
+``__init__`` exports its engine, lazily for the same reason.
 """
 
 from pathlib import Path

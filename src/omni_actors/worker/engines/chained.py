@@ -80,7 +80,9 @@ class ChainedEngine(Engine):
         for link in self._links:
             engine = link.engine if ":" in link.engine else platform.engine_for(link.engine)
             own = msgspec.structs.replace(hello, stage=link.name, engine=engine, adapter=link.adapter)
-            self._engines.append(class_named(engine, Engine, "engine")(own))
+            made = class_named(engine, Engine, "engine")(own)
+            made.compiling = lambda: self.compiling()
+            self._engines.append(made)
         self._faults = Faults(hello)
         self._requests: dict[int, _Request] = {}
         self._failed: dict[int, ErrorInfo] = {}

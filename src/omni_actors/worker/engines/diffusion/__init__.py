@@ -1,8 +1,11 @@
 """The diffusion engine: pictures made step by step, each by a cursor that owns its whole state.
 
 - ``adapter.py``: the part of a model family (:class:`~.adapter.DiffusionAdapter`).
-- ``cursor.py``: one picture under way.
+- ``cursor.py``: one picture under way; ``request.py``: a request with its pictures; ``table.py``: all of them.
 - ``engine.py``: the engine.
+- ``turns.py``: the choice of the next unit of work, by ``fairness.py`` (the order) and ``memory.py`` (admission by
+  bytes); ``cohort.py``: the choice when joining is switched off.
+- ``denoise.py``, ``slices.py``: the work itself: one forward, or one slice of an encoding or decoding.
 - ``options.py``: the options of every diffusion stage, read by the serving process without torch.
 """
 

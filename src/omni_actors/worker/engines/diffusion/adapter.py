@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 from omni_actors.connectors.payload import Payload
@@ -25,7 +26,8 @@ class DiffusionAdapter(ABC):
     :meth:`encode`, :meth:`predict` and :meth:`decode` must change no cursor: the engine commits their results.
 
     A method that returns an iterator yields ``None`` after each bounded slice of its work, and its results last; it may
-    yield its results at once. Between two slices the engine takes new requests and aborts, and may run other batches.
+    yield its results at once. Between two slices the engine takes new requests and aborts, and may run other batches. A
+    cursor that is over by then (:attr:`Cursor.over`) gets no more work: any value stands for its result.
     """
 
     tensors: ClassVar[Specs] = {}
@@ -35,6 +37,9 @@ class DiffusionAdapter(ABC):
         self.hello = hello
         self.parts: frozenset[str] = frozenset((hello.options.get("parts") or "encode+denoise+decode").split("+"))
         """The parts of the model that this stage runs, of :data:`ENCODE`, :data:`DENOISE` and :data:`DECODE`."""
+        self.compiling: Callable[[], AbstractContextManager[object]] = nullcontext
+        """The context around a compilation or a capture of graphs, at any time of the worker's life (``with
+        self.compiling(): …``): see :attr:`omni_actors.worker.engine.Engine.compiling`."""
 
     @abstractmethod
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
@@ -61,8 +66,8 @@ class DiffusionAdapter(ABC):
 
     def encode_key(self, cursor: Cursor) -> Hashable:
         """Return a key; cursors with equal keys may be encoded together. The cursors of one request are encoded as one
-        (the first stands for all)."""
-        return None
+        (the first stands for all). By default each request is encoded alone."""
+        return cursor
 
     @abstractmethod
     def encode(self, cursors: Sequence[Cursor]) -> Iterator[Sequence[Any] | None]:
@@ -98,9 +103,13 @@ class DiffusionAdapter(ABC):
         at, called before :meth:`advance`; ``None`` if the family has none."""
         return None
 
+    def finite(self, cursor: Cursor) -> bool:
+        """Return whether the latents of a cursor are finite numbers. Called once, behind the last step."""
+        return True
+
     def decode_key(self, cursor: Cursor) -> Hashable:
-        """Return a key; cursors with equal keys may be decoded together."""
-        return (cursor.width, cursor.height)
+        """Return a key; cursors with equal keys may be decoded together. By default each picture is decoded alone."""
+        return cursor
 
     @abstractmethod
     def decode(self, cursors: Sequence[Cursor]) -> Iterator[Sequence[Any] | None]:

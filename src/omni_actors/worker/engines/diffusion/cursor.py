@@ -50,9 +50,9 @@ class Footprint:
 class Cursor:
     """One picture under way.
 
-    The engine owns ``phase``, ``step`` and the accounts; the adapter sets the rest in :meth:`DiffusionAdapter.open`,
-    :meth:`DiffusionAdapter.begin` and :meth:`DiffusionAdapter.advance`. Nothing of a cursor is shared with another one
-    but what neither changes (a request's conditioning).
+    The engine owns ``phase``, ``begun``, ``step`` and ``restoring``; the adapter sets the rest in
+    :meth:`DiffusionAdapter.open`, :meth:`DiffusionAdapter.begin` and :meth:`DiffusionAdapter.advance`. Nothing of a
+    cursor is shared with another one but what neither changes (a request's conditioning).
 
     Args:
         work: The request.
@@ -76,12 +76,16 @@ class Cursor:
     footprint: Footprint
     weight: int = 1
     phase: Phase = Phase.ENCODE
+    begun: bool = False
+    """Whether :meth:`DiffusionAdapter.begin` has returned."""
     step: int = 0
     """Denoising steps that are done."""
     skipped: int = 0
     """Steps whose forward a step cache answered, wholly or in part."""
     inputs: dict[str, list[Payload]] = field(default_factory=dict)
     """Input by port, in order; shared by the cursors of a request and not to be changed."""
+    restoring: Payload | None = None
+    """The payload of another stage from which the picture is to go on, until it does."""
     conditioning: Any = None
     """What :meth:`DiffusionAdapter.encode` returned."""
     latents: Any = None
@@ -97,6 +101,11 @@ class Cursor:
     def key(self) -> int:
         """The request's key."""
         return self.work.key
+
+    @property
+    def over(self) -> bool:
+        """Whether the cursor gets no more work: its picture has left, or the request has ended otherwise."""
+        return self.phase is Phase.DONE
 
     @property
     def remaining(self) -> int:

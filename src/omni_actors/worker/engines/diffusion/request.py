@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
 from dataclasses import dataclass, field
 
+from omni_actors.connectors.payload import Payload
 from omni_actors.protocol.request import Usage
 from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.diffusion.cursor import Cursor, Phase
+from omni_actors.worker.engines.diffusion.cursor import Cursor
 
 
 @dataclass(eq=False, slots=True)
@@ -17,14 +18,14 @@ class PictureRequest:
     work: Work
     cursors: list[Cursor]
     open_ports: set[str]
-    arrival: int
-    """The request's place in the order of arrival."""
+    leaving: deque[Payload] = field(default_factory=deque)
+    """Payloads that wait for a credit."""
     usage: Usage = field(default_factory=Usage)
 
     @property
-    def over(self) -> bool:
-        """Whether every picture is done."""
-        return all(cursor.phase is Phase.DONE for cursor in self.cursors)
+    def drained(self) -> bool:
+        """Whether every picture is done and has left, and no input follows."""
+        return not self.leaving and not self.open_ports and all(cursor.over for cursor in self.cursors)
 
     def count(self, *, images: int = 0, steps: int = 0, skipped: int = 0) -> None:
         """Add to the request's usage."""
@@ -32,8 +33,3 @@ class PictureRequest:
         usage.images += images
         usage.steps += steps
         usage.skipped_steps += skipped
-
-
-def live(cursors: Sequence[Cursor], requests: dict[int, PictureRequest]) -> list[Cursor]:
-    """Return the cursors whose requests are not over."""
-    return [cursor for cursor in cursors if cursor.key in requests]
