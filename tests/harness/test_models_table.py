@@ -10,10 +10,10 @@ from tests.harness.documents import rows
 from omni_actors.entrypoints.openai.fields import Refused, marks
 from omni_actors.entrypoints.openai.speech_request import SpeechRequest
 from omni_actors.models.tiny import FAMILIES
-from omni_actors.pipelines.registry import Registry
+from omni_actors.pipelines.registry import UNOFFERED, Registry
 
 REGISTRY = Registry.installed([])
-SERVED = sorted(REGISTRY.targets.keys() - {"stub", "stub-voice"})
+SERVED = sorted(REGISTRY.targets.keys() - UNOFFERED)
 
 
 @pytest.mark.parametrize("name", SERVED)

@@ -9,6 +9,7 @@ import msgspec
 
 from omni_actors.media.addresses import AllowList
 from omni_actors.protocol.errors import OmniError, invalid_request
+from omni_actors.protocol.options import Option
 
 PIECE = 1 << 20
 """Bytes of a piece, at most, in which bodies, PCM and encoded audio cross the process boundary."""
@@ -108,3 +109,13 @@ DOC = {
     "idle_s": "Time after which bodies and media are freed that nobody has used.",
     "slice_s": "Time that one step works before the loop reads its socket again.",
 }
+
+PICTURE_OPTIONS: Mapping[str, Option] = {
+    "max_bytes": Option(
+        512 << 20,
+        "Most memory of the files that are written at once; a picture that needs more is written alone.",
+        least=1,
+    ),
+    "slice_s": Option(0.010, "Time that one step writes PNGs before the loop reads its socket again.", least=0.001),
+}
+"""The options of the stage ``pictures``: option name → :class:`Option`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from omni_actors.media.limits import DOC, Limits
+from omni_actors.media.limits import DOC, PICTURE_OPTIONS, Limits
 from omni_actors.pipelines.declaration import Port, Stage
 from omni_actors.protocol.options import Option
 
@@ -30,12 +30,13 @@ STAGE = Stage(
 
 PICTURES = Stage(
     name="pictures",
-    engine="omni_actors.media.worker.pictures:PictureEngine",
+    engine="omni_actors.media.worker.pictures.engine:PictureEngine",
     ports=(Port("pixels", "pixels", mode="chunk", doc="Pictures and previews, one payload each."),),
     sections=("image",),
     emits="image",
     weight=0.0,
     dtypes=("float32",),
+    options=PICTURE_OPTIONS,
     step_budget_s=60.0,
     host=True,
     doc="Writes pictures as PNG, WebP or JPEG, outside the serving process and apart from sound.",
@@ -43,5 +44,6 @@ PICTURES = Stage(
 """The stage at the end of every pipeline that makes pictures: an edge of kind ``pixels`` leads to it.
 
 A payload of kind ``pixels`` has the tensor ``pixels`` (uint8 [height, width, 1, 3 or 4]) and the metadata ``index``,
-``seed``, and for a preview ``preview`` (the step, counted from 1).
+``seed``, perhaps ``layer``, and for a preview ``preview`` (the step, counted from 1) and ``side`` (the longest side
+that the client gets, in pixels).
 """

@@ -50,11 +50,12 @@ BUILTINS = {
     "style": "omni_actors.models.style.pipeline:PIPELINE",
     "stub": "omni_actors.models.stub.pipeline:PIPELINE",
     "stub-voice": "omni_actors.models.stub.voice:PIPELINE",
+    "stub-image": "omni_actors.models.stub.image:PIPELINE",
 }
 """Built-in pipelines, known without entry points, so that a checkout works before it is installed. ``pyproject.toml``
 has the same list."""
 
-UNOFFERED = frozenset({"stub", "stub-voice"})
+UNOFFERED = frozenset({"stub", "stub-voice", "stub-image"})
 """Pipelines without a model, for benchmarks and tests: served by name, and not proposed in messages."""
 
 

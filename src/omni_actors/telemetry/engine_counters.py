@@ -90,6 +90,13 @@ ENGINE_COUNTERS: Mapping[str, str] = {
     "images_delivered": "Images sent to a stage since the start.",
     "videos_delivered": "Videos sent to a stage since the start.",
     "expired": "Media that were dropped because nobody used them for idle_s, since the start.",
+    # the stage that writes pictures
+    "pictures_waiting": "Finished pictures that wait to be written to a file.",
+    "pictures_writing": "Pictures and previews that are being written to a file.",
+    "files_total": "Finished pictures that were written to a file.",
+    "preview_files_total": "Previews that were written to a file.",
+    "replaced_previews_total": "Previews that were dropped for a newer preview or the finished picture.",
+    "file_bytes_total": "Bytes of the files of pictures and previews.",
 }
 """Name → HELP text."""
 
