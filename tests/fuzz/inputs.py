@@ -18,7 +18,7 @@ from omni_actors.entrypoints.history import SpokenHistory
 from omni_actors.entrypoints.openai import sse
 from omni_actors.entrypoints.openai.errors import error_body
 from omni_actors.entrypoints.openai.fields import convert, decode
-from omni_actors.entrypoints.openai.forms import read_form
+from omni_actors.entrypoints.openai.forms import read_files
 from omni_actors.entrypoints.openai.messages import prompt_messages
 from omni_actors.entrypoints.openai.schemas import ChatRequest, CompletionRequest
 from omni_actors.entrypoints.openai.speech_request import SpeechRequest
@@ -136,10 +136,10 @@ def _form(data: bytes) -> None:
             for piece in pieces:
                 yield piece
 
-        async def take(file: AsyncIterator[bytes], filename: str | None, content_type: str | None) -> bytes:
+        async def take(field: str, file: AsyncIterator[bytes], filename: str | None, type_: str | None) -> bytes:
             return b"".join([piece async for piece in file])
 
-        return await read_form(body(), kind.decode("latin-1"), "file", take)
+        return await read_files(body(), kind.decode("latin-1"), {"file": 1, "image": 2}, take)
 
     results: list[tuple[Any, Any] | None] = []
     for pieces in ([data] if data else [], cuts(data)):
@@ -161,7 +161,9 @@ def _form_seeds() -> list[bytes]:
         part("model", b"m") + part("file", bytes(40), '; filename="a.wav"\r\nContent-Type: audio/wav') + b"--b--\r\n"
     )
     lists = part("timestamp_granularities[]", b"word") * 2 + part("temperature", b"0.5") + b"--b--"
-    return [whole, lists, b"preamble\r\n" + whole, b"\xff\x20multipart/form-data; boundary=b" + whole]
+    image = part("image[]", bytes(20), '; filename="a.png"')
+    images = image + part("image", b"text") + image + b"--b--\r\n"
+    return [whole, lists, images, b"preamble\r\n" + whole, b"\xff\x20multipart/form-data; boundary=b" + whole]
 
 
 def _events(data: bytes) -> None:
@@ -194,7 +196,17 @@ _PARTS = (
     b"=",
     b"\\r\\n",
 )
-_FORM = (b"\r\n--b", b"--b--", b"\r\n\r\n", b'name="file"', b'name=""', b"filename*=utf-8''a", b"; boundary=", b"[]")
+_FORM = (
+    b"\r\n--b",
+    b"--b--",
+    b"\r\n\r\n",
+    b'name="file"',
+    b'name="image[]"',
+    b'name=""',
+    b"filename*=utf-8''a",
+    b"; boundary=",
+    b"[]",
+)
 
 TARGETS = (
     Target("json", "OmniError below 500", plain(_json), _json_seeds, _JSON),

@@ -50,9 +50,6 @@ class MediaHarness:
     def text(self, delta: TextDelta) -> None:
         raise AssertionError("the media engine makes no text")
 
-    def progress(self, progress: StepProgress) -> None:
-        raise AssertionError("the media engine takes no steps")
-
     def ledger(self, key: int, index: int, tokens: list[int], data: bytes = b"") -> None:
         pass
 

@@ -57,6 +57,10 @@ class How(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True, forbid_
     ``rate``: the sample rate of a clip in Hz, among the rates that the limits allow. ``within``: the side in pixels of
     the square into which an image is shrunk. ``fps`` and ``max_frames``: the sampling of a video's frames, never more
     than the limits allow. ``sound``: whether a video's sound is decoded, if there is any.
+
+    ``alpha``: whether an image keeps its transparency, as a fourth channel; otherwise the image is laid on white.
+    ``mask_of``: the width and height of the picture whose mask the image is. A mask keeps its transparency, has the
+    picture's size and transparent pixels; any other image is refused.
     """
 
     rate: int | None = None
@@ -64,6 +68,8 @@ class How(msgspec.Struct, kw_only=True, frozen=True, omit_defaults=True, forbid_
     fps: float | None = None
     max_frames: int | None = None
     sound: bool = False
+    alpha: bool = False
+    mask_of: tuple[int, int] | None = None
 
 
 class Decode(Question, frozen=True):
@@ -89,7 +95,8 @@ class ParseChat(Question, frozen=True):
 
     ``modalities`` are the modalities that the model takes in messages (``None``: all); others are refused. ``clip`` is
     the body's own field with a clip (a transcription's ``input_audio``, a speech's ``ref_audio``), if there is one;
-    other fields stay as they are. ``reference_rate`` is :attr:`How.rate` of ``ref_audio``.
+    other fields stay as they are. ``reference_rate`` is :attr:`How.rate` of ``ref_audio``, and ``alpha`` is
+    :attr:`How.alpha` of the images.
     """
 
     what = "parse_chat"
@@ -99,6 +106,7 @@ class ParseChat(Question, frozen=True):
     modalities: tuple[str, ...] | None = None
     clip: str | None = None
     reference_rate: int | None = None
+    alpha: bool = False
 
 
 class DecodeParts(Question, frozen=True):
@@ -186,13 +194,16 @@ def first_id(replica: int, incarnation: int) -> int:
 class MediumInfo(msgspec.Struct, frozen=True):
     """A decoded medium that waits for its request, under the number ``id``.
 
-    ``audio_seconds`` counts towards the limit on the sound of a body.
+    ``audio_seconds`` counts towards the limit on the sound of a body. ``width`` and ``height`` are those of an image or
+    of a video's frames, in pixels, and 0 for sound.
     """
 
     id: int
     modality: str
     seconds: float
     audio_seconds: float
+    width: int = 0
+    height: int = 0
 
 
 class PartInfo(msgspec.Struct, frozen=True, tag="part"):

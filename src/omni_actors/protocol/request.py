@@ -13,12 +13,14 @@ MAX_PRIORITY = 100
 
 
 class MediaRef(msgspec.Struct, frozen=True):
-    """A decoded medium in the media process: ``id`` there, ``modality`` (``audio``, ``image`` or ``video``), and its
-    length in ``seconds`` (0 for an image)."""
+    """A decoded medium in the media process: ``id`` there, ``modality`` (``audio``, ``image`` or ``video``), its length
+    in ``seconds`` (0 for an image), and the ``width`` and ``height`` of its pictures (0 for sound)."""
 
     id: int
     modality: str
     seconds: float = 0.0
+    width: int = 0
+    height: int = 0
 
 
 class Request(msgspec.Struct, kw_only=True):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from omni_actors.entrypoints.openai.fields import convert
-from omni_actors.entrypoints.openai.forms import MAX_FIELDS_BYTES, MAX_HEAD, SLICE, read_form
+from omni_actors.entrypoints.openai.forms import MAX_FIELDS_BYTES, MAX_HEAD, SLICE, read_files, read_form
 from omni_actors.entrypoints.openai.transcriptions import TranscriptionRequest
 from omni_actors.protocol.errors import OmniError
 
@@ -125,6 +125,56 @@ async def test_a_name_comes_twice_only_as_a_list(names: tuple[str, ...]) -> None
 async def test_a_list_comes_with_brackets_or_without_once_or_repeated(names: tuple[str, ...]) -> None:
     form = (*(part(name, b"%d" % place) for place, name in enumerate(names)), part("b", b"x"), b"--b--\r\n")
     assert (await read(*form, lists={"a"}))[0] == {"a": ["0", "1"][: len(names)], "b": "x"}
+
+
+MOST = {"image": 3, "mask": 1}
+
+
+def file_part(name: str, value: bytes) -> bytes:
+    return part(name, value, '; filename="a.png"\r\nContent-Type: image/png')
+
+
+async def read_pictures(*pieces: bytes) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    async def body() -> AsyncIterator[bytes]:
+        for piece in pieces:
+            yield piece
+
+    async def take(field: str, file: AsyncIterator[bytes], filename: str | None, kind: str | None) -> tuple[str, bytes]:
+        return field, b"".join([piece async for piece in file])
+
+    return await read_files(body(), KIND, MOST, take)
+
+
+@pytest.mark.parametrize("names", [("image",) * 3, ("image[]",) * 3, ("image", "image[]", "image")])
+async def test_several_files_keep_their_order(names: tuple[str, ...]) -> None:
+    form = (
+        file_part("mask", b"m"),
+        *(file_part(name, b"%d" % place + FILE) for place, name in enumerate(names)),
+        part("prompt", b"a cat"),
+        b"--b--\r\n",
+    )
+    images = [("image", b"%d" % place + FILE) for place in range(3)]
+    meant = ({"prompt": "a cat"}, {"mask": [("mask", b"m")], "image": images})
+    assert await read_pictures(*form) == meant
+    whole = b"".join(form)
+    assert await read_pictures(*(whole[at : at + 1] for at in range(len(whole)))) == meant
+
+
+@pytest.mark.parametrize(
+    ("parts", "param", "words"),
+    [
+        ((file_part("image", b""),) * 4, "image", "more than 3 files"),
+        ((file_part("mask", b""),) * 2, "mask", "more than one file"),
+        ((file_part("mask[]", b""),), "mask[]", "image, mask"),
+        ((file_part("picture", b""),), "picture", "image, mask"),
+    ],
+)
+async def test_too_many_files_and_files_in_other_fields_are_refused(
+    parts: tuple[bytes, ...], param: str, words: str
+) -> None:
+    with pytest.raises(OmniError, match=words) as error:
+        await read_pictures(*parts, b"--b--\r\n")
+    assert (error.value.info.status, error.value.info.param) == (400, param)
 
 
 @given(st.data())

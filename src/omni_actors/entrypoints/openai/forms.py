@@ -1,8 +1,8 @@
-"""``multipart/form-data``, read as it arrives: small fields are kept, the one file is passed on piece by piece."""
+"""``multipart/form-data``, read as it arrives: small fields are kept, files are passed on piece by piece."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
 from typing import Any
 
 from werkzeug.http import parse_options_header
@@ -24,14 +24,52 @@ MAX_HEAD = SLICE + (16 << 10)
 Take = Callable[[AsyncIterator[bytes], str | None, str | None], Awaitable[Any]]
 """A function that takes a file: its pieces, file name and content type."""
 
+TakeFrom = Callable[[str, AsyncIterator[bytes], str | None, str | None], Awaitable[Any]]
+"""A function that takes a file: its field, pieces, file name and content type."""
+
 
 async def read_form(
     body: AsyncIterator[bytes], content_type: str, file_field: str, take: Take, lists: Collection[str] = ()
 ) -> tuple[dict[str, Any], Any]:
-    """Return the fields, and the result of ``take`` for the file in ``file_field`` (``None`` without a file).
+    """Read a form with one file, in ``file_field``.
+
+    Returns:
+        The fields as of :func:`read_files`, and the result of ``take`` for the file (``None`` without a file).
+
+    Raises:
+        OmniError: As by :func:`read_files`.
+    """
+
+    async def take_from(
+        field: str, pieces: AsyncIterator[bytes], filename: str | None, content_type: str | None
+    ) -> Any:
+        return await take(pieces, filename, content_type)
+
+    fields, files = await read_files(body, content_type, {file_field: 1}, take_from, lists)
+    return fields, files[file_field][0] if file_field in files else None
+
+
+async def read_files(
+    body: AsyncIterator[bytes], content_type: str, most: Mapping[str, int], take: TakeFrom, lists: Collection[str] = ()
+) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """Read a form with files.
 
     A field named with ``[]`` becomes a list under its bare name; so does a field of ``lists``, given once or several
-    times. Raises 400 for any other repeated field, for a file in another field, and for a malformed form.
+    times. Fields with several files may be named with ``[]`` or without.
+
+    Args:
+        body: The body in pieces.
+        content_type: The content type of the body, with its boundary.
+        most: The fields that hold files, with the most files of each.
+        take: Called with each file in turn; the form is read on when it returns.
+        lists: The fields that hold several values.
+
+    Returns:
+        The other fields, and the results of ``take`` by field in the order of the form.
+
+    Raises:
+        OmniError: 400 for any other repeated field, for a file in another field, for too many files, and for a
+            malformed form.
     """
     if len(content_type) > MAX_TYPE:
         raise invalid_request("The form's content type is too long.")
@@ -44,17 +82,17 @@ async def read_form(
     except ValueError:  # a boundary with characters outside of latin-1
         raise _malformed() from None
     fields: dict[str, Any] = {}
-    taken: Any = None
-    seen_file = False
+    files: dict[str, list[Any]] = {}
     size = 0
     while (part := await reader.part()) is not None:
         if not part.name:
             raise invalid_request("A part of the form has no name.")
-        if isinstance(part, File) or part.name == file_field:  # some clients send no file name
-            if part.name != file_field or seen_file:
-                raise invalid_request(f"The form must have one file, in field '{file_field}'.", part.name)
-            seen_file = True
-            taken = await take(reader.data(), getattr(part, "filename", None), part.headers.get("content-type"))
+        field = _file_field(part.name, most)
+        if isinstance(part, File) or field is not None:  # some clients send no file name
+            if field is None or len(files.get(field, ())) == most[field]:
+                raise _misplaced(part.name, field, most)
+            taken = await take(field, reader.data(), getattr(part, "filename", None), part.headers.get("content-type"))
+            files.setdefault(field, []).append(taken)
             async for _ in reader.data():  # the rest that `take` did not read
                 pass
             continue
@@ -76,7 +114,23 @@ async def read_form(
             fields[name] = value
         else:
             raise invalid_request(f"'{name}' comes twice.", name)
-    return fields, taken
+    return fields, files
+
+
+def _file_field(name: str, most: Mapping[str, int]) -> str | None:
+    """Return the field of files that a part belongs to, if there is one."""
+    bare = name.removesuffix("[]")
+    return bare if bare in most and (bare == name or most[bare] > 1) else None
+
+
+def _misplaced(name: str, field: str | None, most: Mapping[str, int]) -> OmniError:
+    if field is not None and most[field] > 1:
+        return invalid_request(f"'{field}' has more than {most[field]} files.", field)
+    if len(most) == 1:
+        return invalid_request(f"The form must have one file, in field '{next(iter(most))}'.", name)
+    if field is not None:
+        return invalid_request(f"'{field}' has more than one file.", field)
+    return invalid_request(f"A file is in field '{name[:40]}'; the form's files are: {', '.join(most)}.", name)
 
 
 class _Reader:

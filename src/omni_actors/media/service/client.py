@@ -141,13 +141,15 @@ class MediaService:
         modalities: tuple[str, ...] | None = None,
         clip: str | None = None,
         reference_rate: int | None = None,
+        alpha: bool = False,
     ) -> AsyncIterator[ParsedBody]:
         """Parse a JSON body. Its media are neither decoded nor fetched before the block asks, so that other errors in
         the body come first.
 
         ``modalities`` are the modalities that the model takes in messages (``None``: all). ``clip`` is the body's own
         field with a clip, if there may be one: ``input_audio``, or ``ref_audio``, which is resampled to
-        ``reference_rate`` Hz. Media that are not decoded when the block is left are freed.
+        ``reference_rate`` Hz. With ``alpha`` the images keep their transparency. Media that are not decoded when the
+        block is left are freed.
 
         Raises :class:`OmniError`: 400 for a body that is not a JSON object, for a part of a modality that the model
         does not take, and for a URL that is certain not to be fetched.
@@ -161,6 +163,7 @@ class MediaService:
                 modalities=modalities,
                 clip=clip,
                 reference_rate=reference_rate,
+                alpha=alpha,
             )
             info = await self.answer(question, q.ChatInfo)
             for medium in info.media:

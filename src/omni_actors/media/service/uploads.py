@@ -172,4 +172,4 @@ async def decode_link(
 
 
 def ref_of(info: q.MediumInfo) -> MediaRef:
-    return MediaRef(info.id, info.modality, info.seconds)
+    return MediaRef(info.id, info.modality, info.seconds, info.width, info.height)

@@ -69,6 +69,7 @@ class ChatBody:
         modalities: tuple[str, ...] | None = None,
         clip: str | None = None,
         reference_rate: int | None = None,
+        alpha: bool = False,
     ) -> None:
         """Parse a body.
 
@@ -79,6 +80,7 @@ class ChatBody:
         self._modalities = modalities
         self._clip = clip
         self._reference = How(rate=reference_rate)
+        self._alpha = alpha
         self._nonce = secrets.token_hex(16)
         skeleton, self._long = _cut(body, self._nonce)
         if len(skeleton) > limits.max_json_bytes:
@@ -162,12 +164,12 @@ class ChatBody:
     def _by_url(self, part: dict[str, Any], inner: Any, modality: str, path: str) -> MediaPart:
         param = f"{path}.url"
         value = _string(inner, "url", param)
-        how = self._video if modality == "video" else How()
+        how = self._video if modality == "video" else How(alpha=self._alpha)
         _only(inner, ("url", "detail") if modality == "image" else ("url",), path)
         if (detail := inner.get("detail")) is not None:
             if detail not in ("auto", "low", "high"):
                 raise invalid_request("The detail is 'auto', 'low' or 'high'.", f"{path}.detail", "invalid_value")
-            how = How(within=_LOW_DETAIL if detail == "low" else None)
+            how = How(within=_LOW_DETAIL if detail == "low" else None, alpha=self._alpha)
         if value[:5].lower() == "data:" or self._number(value) is not None:
             text, hint = self._base64(value, param, url=True)
             return MediaPart(part, modality, param, how, text, hint)

@@ -54,10 +54,8 @@ class Decoding:
         """Decode the file. Raises :class:`OmniError` (400) for a bad file."""
         limits, param = self._limits, self._param
         if self._modality == "image":
-            within = self._how.within
-            return Picture(
-                (yield from decode_image(blob.pieces, self._decoder_thread, self._reserve, limits, param, within))
-            )
+            thread, reserve, how = self._decoder_thread, self._reserve, self._how
+            return Picture((yield from decode_image(blob.pieces, thread, reserve, limits, param, how)))
         source = BodyFile(blob.pieces)
         if self._modality == "video":
             most = limits.max_video_frames

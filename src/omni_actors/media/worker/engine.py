@@ -53,7 +53,7 @@ class MediaEngine(Engine):
     kind        tensors                                  metadata, beside ``index`` (among all media of the request)
     ==========  =======================================  ============================================================
     ``pcm``     ``samples`` float32 [n]                  ``sample_rate``, ``seconds``, ``length`` (n)
-    ``image``   ``pixels`` uint8 [height, width, 3]      ``length`` (height)
+    ``image``   ``pixels`` uint8 [height, width, 3 or 4] ``length`` (height)
     ``video``   ``frames`` uint8 [t, height, width, 3],  ``fps`` of the frames as sampled, ``seconds``, ``length`` (t);
                 perhaps ``samples`` float32 [n]          with samples ``sample_rate`` and ``audio_length`` (n)
     ==========  =======================================  ============================================================
@@ -266,7 +266,7 @@ class MediaEngine(Engine):
 
     def _parse_chat(self, question: q.ParseChat, blob: Blob) -> Generator[None, None, Any]:
         body = yield from blob.join()
-        chat = ChatBody(body, self.limits, question.modalities, question.clip, question.reference_rate)
+        chat = ChatBody(body, self.limits, question.modalities, question.clip, question.reference_rate, question.alpha)
         yield
         rendered = chat.render()
         infos: list[q.PartInfo | q.LinkInfo] = []
@@ -313,10 +313,10 @@ class MediaEngine(Engine):
         return medium
 
     def _keep(self, owner: str, medium: Medium) -> q.MediumInfo:
-        """Hold a decoded medium for its request. Raises 429 if there is no room, since nothing bounds a decoding that
-        begins and ends within one step."""
-        self._afford(medium.nbytes)
-        return q.MediumInfo(self._held.clips.add(owner, medium), medium.modality, medium.seconds, medium.audio_seconds)
+        """Hold a decoded medium for its request. Raises 429 if there is no room."""
+        self._afford(medium.nbytes)  # nothing bounds a decoding that begins and ends within one step
+        id = self._held.clips.add(owner, medium)
+        return q.MediumInfo(id, medium.modality, medium.seconds, medium.audio_seconds, *medium.size)
 
     def _open_stream(self, question: q.EncodeOpen) -> Stream:
         check_shape(question.format, question.sample_rate, question.channels)

@@ -65,6 +65,7 @@ class Clip:
     samples: Float32
     rate: int = CLIP_RATE
     modality: ClassVar[str] = "audio"
+    size: ClassVar[tuple[int, int]] = (0, 0)
 
     @property
     def nbytes(self) -> int:
@@ -84,7 +85,7 @@ class Clip:
 
 @dataclass(slots=True)
 class Picture:
-    """An image: uint8 [height, width, 3], RGB."""
+    """An image: uint8 [height, width, 3 or 4], RGB or RGBA."""
 
     pixels: UInt8
     modality: ClassVar[str] = "image"
@@ -94,6 +95,10 @@ class Picture:
     @property
     def nbytes(self) -> int:
         return int(self.pixels.nbytes)
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.pixels.shape[1], self.pixels.shape[0]
 
     def payload(self, index: int) -> Payload:
         return Payload("image", {"index": index, "length": len(self.pixels)}, {"pixels": self.pixels})
@@ -108,6 +113,10 @@ class Video:
     seconds: float
     samples: Float32 | None = None
     modality: ClassVar[str] = "video"
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.frames.shape[2], self.frames.shape[1]
 
     @property
     def nbytes(self) -> int:

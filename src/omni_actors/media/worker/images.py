@@ -1,4 +1,4 @@
-"""Decoding of any image file to RGB, eight bits a channel.
+"""Decoding of any image file to RGB or RGBA, eight bits a channel.
 
 The bytes decide the format of a file; its declared type does not. Only :data:`FORMATS` are opened, because readers of
 rarer formats are where image libraries have their holes. The size in the header is checked before a pixel is decoded,
@@ -16,6 +16,7 @@ import numpy.typing as npt
 from PIL import Image, ImageOps
 
 from omni_actors.media.limits import Limits
+from omni_actors.media.questions import How
 from omni_actors.media.worker.audio import BodyFile
 from omni_actors.media.worker.decoder_thread import DecoderThread
 from omni_actors.media.worker.held import Reserve, UInt8
@@ -56,13 +57,17 @@ def decode_image(
     reserve: Reserve,
     limits: Limits,
     param: str | None,
-    within: int | None,
+    how: How,
 ) -> Generator[None, None, UInt8]:
-    """Decode an image to uint8 [height, width, 3] RGB, upright by its EXIF orientation, transparency on white.
+    """Decode an image to uint8 [height, width, 3] RGB, upright by its EXIF orientation, transparency on white; with
+    ``how.alpha`` to [height, width, 4] RGBA.
 
-    With ``within`` the image is shrunk to fit a square with ``within`` pixels a side. ``reserve`` accounts for the
-    memory. Pillow decodes in long calls, which ``decoder_thread`` makes. Raises :class:`OmniError` (400) for a bad
-    file, a truncated file included.
+    With ``how.within`` the image is shrunk to fit a square with so many pixels a side. ``reserve`` accounts for the
+    memory. Pillow decodes in long calls, which ``decoder_thread`` makes.
+
+    Raises:
+        OmniError: 400 for a bad file, a truncated file included, and for a mask that does not fit its picture. What
+            the header tells is refused before a pixel is decoded.
     """
     source = _Stoppable(pieces)
     if not source.size:
@@ -77,13 +82,43 @@ def decode_image(
         width, height = image.size
         if width * height > limits.max_image_pixels:
             raise unreadable(f"it has {width} × {height} pixels, of at most {limits.max_image_pixels:,}", param)
+        if how.mask_of is not None:
+            _check_mask_head(image, how.mask_of, param)
         reserve.hold(width * height * _WORKING_BYTES)
         try:
-            pixels = yield from decoder_thread.run(lambda: _pixels(image, within), source.stop)
+            pixels = yield from decoder_thread.run(lambda: _pixels(image, how), source.stop)
         except Exception:
             raise unreadable("it is damaged", param) from None
+    if how.mask_of is not None:
+        _check_mask(pixels, how.mask_of, param)
     reserve.hold(pixels.nbytes)
     return pixels
+
+
+def _check_mask_head(image: Image.Image, size: tuple[int, int], param: str | None) -> None:
+    """Refuse a mask by what its header tells. A mask may still be turned by its EXIF orientation."""
+    if image.size not in (size, size[::-1]):
+        raise _other_size(image.size, size, param)
+    if not image.has_transparency_data:
+        raise _opaque_mask(param)
+
+
+def _check_mask(pixels: UInt8, size: tuple[int, int], param: str | None) -> None:
+    found = (pixels.shape[1], pixels.shape[0])
+    if found != size:
+        raise _other_size(found, size, param)
+    if pixels[..., 3].min() == 255:
+        raise _opaque_mask(param)
+
+
+def _other_size(found: tuple[int, int], size: tuple[int, int], param: str | None) -> OmniError:
+    return invalid_request(
+        f"The mask has {found[0]}x{found[1]} pixels, and its picture {size[0]}x{size[1]}; they must be equal.", param
+    )
+
+
+def _opaque_mask(param: str | None) -> OmniError:
+    return invalid_request("The mask has no transparent pixels: those are the ones to be changed.", param)
 
 
 def _open(source: BodyFile) -> Image.Image | None:
@@ -95,12 +130,13 @@ def _open(source: BodyFile) -> Image.Image | None:
         return Image.open(cast(IO[bytes], source), formats=FORMATS)
 
 
-def _pixels(image: Image.Image, within: int | None) -> UInt8:
-    flat = _flat(_upright(image))
-    if within is not None and max(flat.size) > within:
-        flat.thumbnail((within, within), Image.Resampling.BICUBIC)
+def _pixels(image: Image.Image, how: How) -> UInt8:
+    alpha = how.alpha or how.mask_of is not None
+    flat = _clear(_upright(image)) if alpha else _flat(_upright(image))
+    if how.within is not None and how.mask_of is None and max(flat.size) > how.within:
+        flat.thumbnail((how.within, how.within), Image.Resampling.BICUBIC)
     width, height = flat.size
-    pixels = np.empty((height, width, 3), np.uint8)
+    pixels = np.empty((height, width, 4 if alpha else 3), np.uint8)
     rows = max(1, _BAND // width)
     for top in range(0, height, rows):
         pixels[top : top + rows] = np.asarray(flat.crop((0, top, width, min(height, top + rows))))
@@ -116,6 +152,18 @@ def _upright(image: Image.Image) -> Image.Image:
         except Exception:  # Its EXIF is damaged, the image is not.
             return image
         return ImageOps.exif_transpose(image) if turned else image
+
+
+def _clear(image: Image.Image) -> Image.Image:
+    """Convert an image to RGBA of eight bits a channel. An image without transparency is opaque."""
+    if not image.mode.startswith("I"):
+        return image if image.mode == "RGBA" else image.convert("RGBA")
+    grey = np.asarray(image)
+    clear = Image.fromarray(_eight_bits(grey)).convert("RGBA")
+    transparent = image.info.get("transparency")
+    if isinstance(transparent, int):
+        clear.putalpha(Image.fromarray(np.where(grey == transparent, 0, 255).astype(np.uint8)))
+    return clear
 
 
 def _flat(image: Image.Image) -> Image.Image:
