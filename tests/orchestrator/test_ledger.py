@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from omni_actors.orchestrator.ledger import Diverged, StageLedger
+from omni_actors.orchestrator.diverged import Diverged
+from omni_actors.orchestrator.ledger import StageLedger
 from omni_actors.protocol.frames import Ledger, Prefix
 from omni_actors.protocol.request import MediaChunk, TextDelta
 

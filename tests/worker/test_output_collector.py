@@ -18,7 +18,7 @@ from omni_actors.pipelines.declaration import Mode
 from omni_actors.protocol.codec import frame, peer_reader, up_reader
 from omni_actors.protocol.errors import ErrorInfo
 from omni_actors.protocol.frames import INLINE_LIMIT, MAX_CONTROL_FRAME, Ack, Chunk, EdgeSpec, Reply, Step, Up, Wire
-from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
+from omni_actors.protocol.request import MediaChunk, StepProgress, TextDelta, Usage
 from omni_actors.worker.control_socket import ControlSocket
 from omni_actors.worker.credits import RequestCredits, Route
 from omni_actors.worker.output_collector import OutputCollector
@@ -387,3 +387,30 @@ def test_payloads_held_back_for_the_end_are_free_without_an_end(bench: Bench, ho
     else:
         bench.collector.lost(bench.link)
     assert bench.collector.send_queue.arena.used_bytes == 0
+
+
+def test_a_picture_over_a_frames_limit_leaves_in_pieces_behind_its_progress(bench: Bench) -> None:
+    data = np.random.default_rng(0).bytes(MAX_CONTROL_FRAME + 12345)
+    bench.collector.media(MediaChunk(1, "image", {"index": 0, "format": "png"}, data))
+    bench.collector.progress(StepProgress(1, 0, 20, 20))
+    bench.collector.media(MediaChunk(2, "image", {"index": 0, "preview": 3}, b"small"))
+    steps = [it for it in bench.turn() if isinstance(it, Step)]
+    assert not [failed for step in steps for failed in step.failed]
+    chunks = [chunk for step in steps for chunk in step.media]
+    pieces = [chunk for chunk in chunks if chunk.key == 1]
+    assert b"".join(chunk.data for chunk in pieces) == data
+    assert [(it.meta["piece"], it.meta["pieces"]) for it in pieces] == [(i, len(pieces)) for i in range(len(pieces))]
+    assert all(it.meta["format"] == "png" for it in pieces)
+    assert [chunk.data for chunk in chunks if chunk.key == 2] == [b"small"]
+    progressed = next(place for place, step in enumerate(steps) if step.progress)
+    assert progressed < next(place for place, step in enumerate(steps) if pieces[-1] in step.media)
+
+
+def test_progress_reaches_the_client_of_a_stage_whose_output_it_does_not_see(bench: Bench) -> None:
+    bench.collector.requests[1].visible = False
+    bench.collector.media(MediaChunk(1, "image", {"index": 0}, b"x"))
+    bench.collector.progress(StepProgress(1, 0, 1, 4))
+    bench.collector.progress(StepProgress(99, 0, 1, 4))
+    (step,) = bench.turn()
+    assert isinstance(step, Step)
+    assert (step.media, step.progress) == ([], [StepProgress(1, 0, 1, 4)])

@@ -26,7 +26,7 @@ import msgspec
 
 from omni_actors.pipelines.subgraph import StagePart
 from omni_actors.protocol.params import ImageGeneration, Prompt, Sampling, Speech
-from omni_actors.protocol.request import Event, MediaChunk, Request, StepProgress, TextDelta
+from omni_actors.protocol.request import Event, MediaChunk, Request, TextDelta
 
 CHARACTERS_PER_TOKEN = 4
 """Characters per token of English text, with the vocabularies of today's models; most other languages have fewer."""
@@ -98,15 +98,19 @@ def size_of(value: Any) -> int:
 
 
 def event_bytes(event: Event) -> int:
-    """Return about how many bytes an event holds while it waits for its receiver; 0 for the last event."""
+    """Return about how many bytes an event holds while it waits for its receiver.
+
+    The last event counts 0, and so do pictures, previews and progress: of these only as many can wait as the request
+    itself has asked for pictures, and a picture alone may be larger than all else that may wait.
+    """
     if type(event) is MediaChunk:
-        return len(event.data)
+        return len(event.data) if event.modality != "image" else 0
     if type(event) is TextDelta:
         size = len(event.text) + 8 * len(event.token_ids) + TEXT_OVERHEAD
         if event.logprobs:
             size += sum(TEXT_OVERHEAD * (1 + len(logprob.top)) for logprob in event.logprobs)
         return size
-    return TEXT_OVERHEAD if type(event) is StepProgress else 0
+    return 0
 
 
 def _image_tokens(section: ImageGeneration, part: StagePart) -> int:

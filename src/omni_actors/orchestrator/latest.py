@@ -4,38 +4,34 @@ from __future__ import annotations
 
 from collections import deque
 
-from omni_actors.orchestrator.estimate import event_bytes
 from omni_actors.protocol.request import Event, MediaChunk, StepProgress
 
 
-def supersede(events: deque[Event], event: MediaChunk | StepProgress) -> int | None:
-    """Put an event in the place of an older one of the same picture that waits for its receiver.
+def supersede(events: deque[Event], event: Event) -> None:
+    """Drop the waiting events that a new event makes useless.
 
-    The events of a picture that a newer preview or the finished picture makes useless are replaced too, so that a slow
-    reader never holds more than one preview and one progress of a picture.
+    A preview replaces the preview of the same picture, progress the progress, and a finished picture both, so that a
+    slow reader never holds more than one preview and one progress of a picture. Sound replaces nothing.
 
     Args:
-        events: The events that wait.
-        event: A preview, a finished picture, or the progress of a step; sound replaces nothing.
-
-    Returns:
-        The bytes that wait more (or less), or ``None`` if there is no older event.
+        events: The events that wait for their receiver.
+        event: The new event, which is not among them yet.
     """
-    kind = type(event)
     if type(event) is StepProgress:
-        index = event.index
+        index, preview, progress = event.index, False, True
     elif type(event) is MediaChunk and event.modality == "image":
-        index = event.meta["index"]
+        index, preview, progress = event.meta.get("index", 0), True, not event.meta.get("preview")
     else:
-        return None
-    for place, older in enumerate(events):
-        if type(older) is not kind:
-            continue
+        return
+    for place in range(len(events) - 1, -1, -1):
+        older = events[place]
         if type(older) is StepProgress:
-            if older.index != index:
-                continue
-        elif type(older) is MediaChunk and not (older.meta.get("preview") and older.meta.get("index") == index):
-            continue
-        events[place] = event
-        return event_bytes(event) - event_bytes(older)
-    return None
+            useless = progress and older.index == index
+        else:
+            useless = preview and type(older) is MediaChunk and _is_preview_of(older, index)
+        if useless:
+            del events[place]
+
+
+def _is_preview_of(chunk: MediaChunk, index: int) -> bool:
+    return chunk.modality == "image" and bool(chunk.meta.get("preview")) and chunk.meta.get("index", 0) == index

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import msgspec
 
+from omni_actors.orchestrator.diverged import Diverged
 from omni_actors.orchestrator.pictures import PictureLedger
 from omni_actors.pipelines.declaration import Recovery
 from omni_actors.protocol.frames import Ledger, Prefix
-from omni_actors.protocol.request import MediaChunk, TextDelta
-
-
-class Diverged(Exception):
-    """The error of a new attempt with other output than the client has already, so that the output cannot go on."""
+from omni_actors.protocol.request import MediaChunk, StepProgress, TextDelta
 
 
 class _Text:
@@ -75,6 +72,10 @@ class StageLedger:
         pictures = self._pictures is not None and bool(self._pictures.whole)
         return bool(self.delivered or self._texts or any(self._tokens) or pictures)
 
+    def has_picture(self, index: int) -> bool:
+        """Return whether the client has the picture of this index from this stage."""
+        return self._pictures is not None and self._pictures.has(index)
+
     def text(self, delta: TextDelta) -> TextDelta | None:
         """Note a text delta. Returns the part for the client."""
         if self._recovery == "prefix":
@@ -87,12 +88,10 @@ class StageLedger:
 
     def media(self, chunk: MediaChunk) -> MediaChunk | None:
         """Note a piece of media. Returns the part for the client. Raises :class:`Diverged` when the piece leaves a
-        gap, and ``OmniError`` for a picture that is too large."""
+        gap, and its ``BrokenPicture`` for a picture that cannot be delivered."""
         meta = chunk.meta
         if chunk.modality == "image":
-            if self._pictures is None:
-                self._pictures = PictureLedger()
-            return self._pictures.take(chunk)
+            return self._picture_ledger().take(chunk)
         frame = 2 * meta["channels"] if chunk.modality == "audio" else 1
         begin = meta.get("start", self._at)
         self._at = begin + len(chunk.data) // frame
@@ -105,6 +104,10 @@ class StageLedger:
         data = chunk.data[skip * frame :]
         return msgspec.structs.replace(chunk, data=data) if data else None
 
+    def progress(self, progress: StepProgress) -> bool:
+        """Note that a denoising step is done. Returns whether the client does not know that yet."""
+        return self._picture_ledger().step(progress)
+
     def note(self, entry: Ledger) -> None:
         """Note tokens or data chosen by the stage and not sent to the client."""
         if entry.tokens:
@@ -112,8 +115,11 @@ class StageLedger:
         self._data += entry.data
 
     def done(self) -> None:
-        """Check a finished stage. Raises :class:`Diverged` when the attempt produced less than the client has. (A stage
-        may begin behind the delivered output; with nothing to add, such a stage reports nothing.)"""
+        """Check a finished stage. Raises :class:`Diverged` when the attempt produced less than the client has, or only
+        a part of a picture. (A stage may begin behind the delivered output; with nothing to add, such a stage reports
+        nothing.)"""
+        if self._pictures is not None:
+            self._pictures.done()
         if 0 < self._at < self.delivered or any(text.at < text.sent for text in self._texts.values()):
             raise Diverged
 
@@ -128,6 +134,11 @@ class StageLedger:
         if self._recovery == "prefix" and (self._tokens or self._data):
             prefix = Prefix(tuple(map(tuple, self._tokens)), bytes(self._data))
         return prefix, self.delivered
+
+    def _picture_ledger(self) -> PictureLedger:
+        if self._pictures is None:
+            self._pictures = PictureLedger()
+        return self._pictures
 
     def _choice(self, index: int) -> list[int]:
         while len(self._tokens) <= index:

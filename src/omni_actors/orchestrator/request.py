@@ -18,15 +18,16 @@ import msgspec
 import trio
 
 from omni_actors.orchestrator.bisection import RECOVERABLE, CrashHistory
+from omni_actors.orchestrator.diverged import Diverged
 from omni_actors.orchestrator.estimate import event_bytes
 from omni_actors.orchestrator.latest import supersede
-from omni_actors.orchestrator.ledger import Diverged, StageLedger
+from omni_actors.orchestrator.ledger import StageLedger
 from omni_actors.orchestrator.owner import RequestObserver, RequestOwner, report_left
 from omni_actors.orchestrator.permits import Permit
 from omni_actors.orchestrator.streamed_input import StreamedInput
 from omni_actors.pipelines.subgraph import Subgraph
 from omni_actors.protocol.codec import frame
-from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request, not_resumable
+from omni_actors.protocol.errors import ErrorInfo, OmniError, invalid_request, slow_client
 from omni_actors.protocol.frames import Feed, Ledger
 from omni_actors.protocol.request import (
     Completed,
@@ -220,14 +221,16 @@ class RequestStream:
             return
         try:
             new = self._ledger(replica).media(chunk)
-        except (Diverged, OmniError) as error:
-            self.fail(error.info if isinstance(error, OmniError) else not_resumable(replica.stage.name).info)
+        except Diverged as diverged:
+            self.fail(diverged.failure(replica.stage.name).info)
             return
         if new is not None:
             self._push(replica, new)
 
     def on_progress(self, replica: StageReplica, progress: StepProgress) -> None:
-        if progress.key == self.key:
+        if progress.key != self.key or not self._ledger(replica).progress(progress):
+            return
+        if not any(ledger.has_picture(progress.index) for ledger in self.ledgers.values()):
             self._push(replica, progress)
 
     def on_ledger(self, replica: StageReplica, entry: Ledger) -> None:
@@ -242,8 +245,8 @@ class RequestStream:
         try:
             if (ledger := self.ledgers.get(name)) is not None:
                 ledger.done()
-        except Diverged:
-            self.fail(not_resumable(name).info)
+        except Diverged as diverged:
+            self.fail(diverged.failure(name).info)
             return
         self.usage[name] = done.usage
         self._progress(replica)
@@ -340,16 +343,13 @@ class RequestStream:
                 self._first_text_observer.received(event)
                 self._first_text_observer = None
             return
-        if type(event) is TextDelta or (more := supersede(self._events, event)) is None:
-            self._events.append(event)
-            more = event_bytes(event)
-        self._waiting_bytes += more
-        # A picture alone may be larger than all that may wait.
-        if self._waiting_bytes > self._max_waiting_bytes and len(self._events) > 1:
+        if type(event) is not TextDelta:
+            supersede(self._events, event)
+        self._events.append(event)
+        self._waiting_bytes += event_bytes(event)
+        if self._waiting_bytes > self._max_waiting_bytes:
             self._events.clear()
-            self.fail(
-                ErrorInfo(message="The client does not read its stream.", type="timeout_error", code="slow_client")
-            )
+            self.fail(slow_client().info)
         else:
             self._wake()
 

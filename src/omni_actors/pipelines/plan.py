@@ -86,7 +86,9 @@ class DeploymentLimits:
     max_body_bytes: int = limit(64 << 20, "Largest HTTP body, media included; beyond that the answer is 413.")
     inline_body_bytes: int = limit(256 << 10, "Larger JSON bodies are parsed in the media process.")
     sink_bytes: int = limit(
-        16 << 20, "Most output that waits for one slow client; beyond that the client's request is cancelled."
+        16 << 20,
+        "Most output that waits for one slow client; beyond that the client's request is cancelled. Pictures do not "
+        "count: no more can wait than the request asked for.",
     )
     picture_files_bytes: int = limit(
         256 << 20,

@@ -60,6 +60,13 @@ def deadline_exceeded(message: str = "The request did not finish before its dead
     return OmniError(ErrorInfo(message=message, type="timeout_error", code="deadline_exceeded", status=408))
 
 
+def slow_client() -> OmniError:
+    """Return the error for a client that does not read its stream while too much output waits."""
+    return OmniError(
+        ErrorInfo(message="The client does not read its stream.", type="timeout_error", code="slow_client")
+    )
+
+
 def overloaded(message: str, retry_after: float = 1.0) -> OmniError:
     """Return the error for a reached bound (429): the client should come back after ``retry_after`` seconds."""
     return OmniError(

@@ -103,10 +103,10 @@ class MediaChunk(msgspec.Struct, array_like=True, frozen=True):
     ``channels``.
 
     Modality ``image``: ``data`` is an encoded picture. ``meta`` has ``index`` (the picture among the ``n`` of the
-    request), ``format``, ``width``, ``height`` and ``seed``. With ``preview`` (the step, counted from 1) the picture is
-    a preview: a newer one replaces a preview of the same index that nobody has received, and it counts for nothing. A
-    picture over a frame's limit comes from its worker in pieces, with ``piece`` and ``pieces`` in ``meta``; a client
-    gets the whole.
+    request), ``format``, ``width``, ``height`` and ``seed``; a layer of a layered picture has ``layer``, counted from
+    0, too. With ``preview`` (the step, counted from 1) the picture is a preview: a newer one replaces a preview of the
+    same index that nobody has received, and it counts for nothing. A large picture comes from its worker in pieces,
+    with ``piece`` (counted from 0) and ``pieces`` in ``meta``; a client gets the whole.
     """
 
     key: int

@@ -352,12 +352,12 @@ class StageReplica:
         for entry in step.ledger:
             if (it := requests.get(entry.key)) is not None:
                 it.on_ledger(self, entry)
-        for chunk in step.media:
-            if (it := requests.get(chunk.key)) is not None:
-                it.on_media(self, chunk)
         for progress in step.progress:
             if (it := requests.get(progress.key)) is not None:
                 it.on_progress(self, progress)
+        for chunk in step.media:
+            if (it := requests.get(chunk.key)) is not None:
+                it.on_media(self, chunk)
         for done in step.done:
             if (it := requests.get(done.key)) is not None:
                 it.on_done(self, done)

@@ -22,6 +22,7 @@ from omni_actors.protocol.request import MediaChunk, StageDone, StageFailed, Ste
 from omni_actors.worker.checks import OutputError
 from omni_actors.worker.control_socket import ControlSocket
 from omni_actors.worker.credits import RequestCredits, Source
+from omni_actors.worker.pieces import PIECE_BYTES, pieces_of
 from omni_actors.worker.returned import payload_problem, struct_problem, usage_problem
 from omni_actors.worker.send_queue import NO_MEMORY, UNSENDABLE, SendQueue
 
@@ -82,7 +83,11 @@ class OutputCollector:
 
     def media(self, chunk: MediaChunk) -> None:
         request = self.requests.get(chunk.key)
-        if request is not None and request.visible:
+        if request is None or not request.visible:
+            return
+        if chunk.modality == "image" and len(chunk.data) > PIECE_BYTES:
+            self._step.media += pieces_of(chunk)
+        else:
             self._step.media.append(chunk)
 
     def progress(self, progress: StepProgress) -> None:
@@ -317,8 +322,8 @@ class OutputCollector:
         events: list[tuple[str, Any, type[Any], Step]] = []
         events += [("text", it, TextDelta, Step(texts=[it])) for it in step.texts]
         events += [("ledger", it, Ledger, Step(ledger=[it])) for it in step.ledger]
-        events += [("media", it, MediaChunk, Step(media=[it])) for it in step.media]
         events += [("progress", it, StepProgress, Step(progress=[it])) for it in step.progress]
+        events += [("media", it, MediaChunk, Step(media=[it])) for it in step.media]
         failed: set[int] = set()
         for call, it, kind, event in events:
             if it.key in failed:
