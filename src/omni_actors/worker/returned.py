@@ -104,11 +104,12 @@ def usage_problem(usage: Any) -> tuple[str, str] | None:
         return kind_of(usage), "Usage"
     prompt, cached, written = usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
     heard, spoken = usage.audio_input_s, usage.audio_output_s
+    images, steps, skipped = usage.images, usage.steps, usage.skipped_steps
     if (
-        type(prompt) is type(cached) is type(written) is int
+        type(prompt) is type(cached) is type(written) is type(images) is type(steps) is type(skipped) is int
         and type(heard) is type(spoken) is float
-        and min(prompt, cached, written, heard, spoken) >= 0
-        and max(prompt, cached, written) < 1 << 63
+        and min(prompt, cached, written, images, steps, skipped, heard, spoken) >= 0
+        and max(prompt, cached, written, images, steps, skipped) < 1 << 63
         and heard + spoken < _ENDLESS
     ):
         return None  # the usual case; the code below finds the mistake
@@ -144,6 +145,11 @@ def media_problem(media: Any, key: int) -> tuple[str, str] | None:
                 return f"a MediaChunk of audio whose meta['{name}'] is {kind_of(value)}", "a whole number above 0"
         if len(media.data) % (2 * media.meta["channels"]):
             return "audio that is not whole frames", "2 bytes for each sample of each channel"
+    if media.modality == "image":
+        for name in ("index", "layer", "preview"):
+            value = media.meta.get(name, 0)
+            if type(value) is not int or value < 0:
+                return f"a MediaChunk of an image whose meta['{name}'] is {kind_of(value)}", "a whole number"
     return None
 
 

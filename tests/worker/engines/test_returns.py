@@ -85,6 +85,10 @@ def audio(data: Any = b"\0\0", **meta: Any) -> Piece:
     return Piece(media=MediaChunk(BAD, "audio", {"sample_rate": 8000, "channels": 1, **meta}, data))
 
 
+def image(**meta: Any) -> Piece:
+    return Piece(media=MediaChunk(BAD, "image", meta, b"file"))
+
+
 class Rude:
     """Compares with nothing."""
 
@@ -127,6 +131,16 @@ CASES: list[tuple[str, Callable[[], Any], str, str]] = [
     ("run", lambda: usage(audio_output_s=np.float64(1)), "a Usage whose audio_output_s is float64", "float"),
     ("run", lambda: usage(audio_output_s=float("nan")), "a Usage whose audio_output_s is nan", "a finite number"),
     ("run", lambda: usage(completion_tokens=-1), "a Usage whose completion_tokens is -1", "0 or more"),
+    ("run", lambda: usage(steps=20.0), "a Usage whose steps is float", "int"),
+    ("run", lambda: usage(skipped_steps=-1), "a Usage whose skipped_steps is -1", "0 or more"),
+    ("run", lambda: usage(images=None), "a Usage whose images is None", "int"),
+    (
+        "run",
+        lambda: Result([image(index="0")]),
+        "a MediaChunk of an image whose meta['index'] is str",
+        "a whole number",
+    ),
+    ("run", lambda: Result([image(preview=True)]), "an image whose meta['preview'] is bool", "a whole number"),
     ("run", lambda: usage(completion_tokens=1 << 70), "a Usage whose completion_tokens is int", "int"),
     ("run", lambda: Result([Piece("text")]), "a Piece with str", "Payload"),  # type: ignore[arg-type]
     ("run", lambda: Result([Piece(Payload(1))]), "a Payload whose kind is int", "str"),  # type: ignore[arg-type]

@@ -113,4 +113,7 @@ def add_usage(a: Usage, b: Usage) -> Usage:
         completion_tokens=a.completion_tokens + b.completion_tokens,
         audio_input_s=math.fsum((a.audio_input_s, b.audio_input_s)),
         audio_output_s=math.fsum((a.audio_output_s, b.audio_output_s)),
+        images=a.images + b.images,
+        steps=a.steps + b.steps,
+        skipped_steps=a.skipped_steps + b.skipped_steps,
     )
