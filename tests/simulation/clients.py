@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import product
+from typing import Any
 
 import trio
 
 from omni_actors.orchestrator import Orchestrator, RequestStream
 from omni_actors.protocol.errors import ErrorInfo, OmniError
-from omni_actors.protocol.request import Completed, Event, MediaChunk, Request, TextDelta
+from omni_actors.protocol.params import ImageGeneration
+from omni_actors.protocol.request import Completed, Event, MediaChunk, Request, TextDelta, Usage
 
-from .deployments import plan_has_tcp
+from .deployments import LIMITS, plan_has_tcp
 from .outputs import Expected, expected, fed_value, mix
+from .pictures import check_pictures
 from .schedule import STAGES, Load
 from .world import World
 
@@ -40,7 +43,10 @@ class Outcome:
 
 
 def request_of(load: Load, id: str, seed: int) -> Request:
+    deadline_s = HURRY_S + load.amount / 1000 if load.habit == "hurry" else None
     sim = {
+        "priority": load.priority,
+        "deadline_s": LIMITS["deadline_s"] if deadline_s is None else deadline_s,
         "seed": seed,
         "tokens": load.tokens,
         "choices": load.choices,
@@ -49,11 +55,15 @@ def request_of(load: Load, id: str, seed: int) -> Request:
         "where": STAGES[load.where],
         "after": load.amount % 4,
     }
-    deadline_s = HURRY_S + load.amount / 1000 if load.habit == "hurry" else None
+    params: dict[str, Any] = {"sim": sim}
+    if load.task == "draw":
+        params["image"] = ImageGeneration(
+            n=load.choices, steps=load.tokens, previews=load.amount % 3, progress=load.amount % 2 == 0
+        )
     return Request(
         task=load.task,
         outputs=load.outputs,
-        params={"sim": sim},
+        params=params,
         id=id,
         deadline_s=deadline_s,
         tenant=load.tenant,
@@ -216,9 +226,10 @@ def judge(world: World, outcome: Outcome, closing: bool) -> None:
     """Whether a client's request came to an end that it may have. ``closing`` says whether the deployment was ended
     meanwhile."""
     load, id = outcome.load, outcome.id
+    pictures = check_pictures(world, id, outcome.events, load)
     if outcome.completed is not None:
         if load.trouble != "early":
-            _compare(world, outcome, expected(load, outcome.seed))
+            _compare(world, outcome, expected(load, outcome.seed), pictures)
         return
     if outcome.left:
         return
@@ -259,10 +270,10 @@ def judge(world: World, outcome: Outcome, closing: bool) -> None:
         world.violate(f"{id}: an error with a traceback")
 
 
-def _compare(world: World, outcome: Outcome, wanted: Expected) -> None:
+def _compare(world: World, outcome: Outcome, wanted: Expected, pictures: list[bytes]) -> None:
     """The output is the same as alone and undisturbed, whatever it went through."""
     texts: dict[int, str] = defaultdict(str)
-    media: dict[str, bytes] = defaultdict(bytes)
+    audio = b""
     finished: dict[int, int] = defaultdict(int)
     for event in outcome.events:
         if type(event) is TextDelta:
@@ -270,20 +281,27 @@ def _compare(world: World, outcome: Outcome, wanted: Expected) -> None:
                 world.violate(f"{outcome.id}: text after the end of choice {event.index}")
             texts[event.index] += event.text
             finished[event.index] += event.finish_reason is not None
-        elif type(event) is MediaChunk:
-            media[event.modality] += event.data
+        elif type(event) is MediaChunk and event.modality == "audio":
+            audio += event.data
     id = outcome.id
     got = None if wanted.texts is None else tuple(texts[i] for i in range(len(wanted.texts)))
     if got != wanted.texts:
         world.violate(f"{id}: text {got} instead of {wanted.texts}")
     if wanted.texts is not None and any(finished[i] != 1 for i in range(len(wanted.texts))):
         world.violate(f"{id}: choices ended {dict(finished)} times")
-    for modality, data in (("audio", wanted.audio), ("image", wanted.image)):
-        if media.get(modality) != data:
-            got_size = len(media.get(modality, b""))
-            what = f"{got_size} bytes" if data is None or got_size != len(data) else "other bytes of that size"
-            world.violate(f"{id}: {modality} of {len(data or b'')} bytes came as {what}")
+    if audio != (wanted.audio or b""):
+        size = len(wanted.audio or b"")
+        what = f"{len(audio)} bytes" if len(audio) != size else "other bytes of that size"
+        world.violate(f"{id}: audio of {size} bytes came as {what}")
     assert outcome.completed is not None
+    if wanted.image is not None and pictures != [wanted.image]:
+        world.violate(f"{id}: {len(pictures)} pictures, and not the one of the text")
+    if (drawn := wanted.drawn) is not None:
+        usage = Usage(images=drawn.pictures, steps=drawn.pictures * drawn.steps, skipped_steps=drawn.skipped)
+        if len(pictures) != drawn.pictures:
+            world.violate(f"{id}: {len(pictures)} pictures instead of {drawn.pictures}")
+        if outcome.completed.usage.get("denoiser") != usage:
+            world.violate(f"{id}: {outcome.completed.usage.get('denoiser')} is counted instead of {usage}")
     counted = outcome.completed.usage.get("writer")
     if counted is not None and counted.completion_tokens != wanted.tokens:
         world.violate(f"{id}: {counted.completion_tokens} tokens are counted instead of {wanted.tokens}")

@@ -16,12 +16,19 @@ from omni_actors.pipelines.plan import MEDIA_STAGE, Plan
 from omni_actors.pipelines.registry import Registry
 
 
-def _stage(name: str, engine: str, *ports: Port, emits: str | None = None, recovery: Recovery = "replay") -> Stage:
+def _stage(
+    name: str,
+    engine: str,
+    *ports: Port,
+    emits: str | None = None,
+    recovery: Recovery = "replay",
+    sections: tuple[str, ...] = ("sim",),
+) -> Stage:
     return Stage(
         name=name,
         engine=f"{__package__}.engines:{engine}",
         ports=ports,
-        sections=("sim",),
+        sections=sections,
         emits=emits,
         recovery=recovery,
     )
@@ -41,6 +48,8 @@ PIPELINE = Pipeline(
             emits="audio",
         ),
         _stage("painter", "Painter", Port("text", "n"), emits="image"),
+        _stage("denoiser", "Denoiser", sections=("sim", "image")),
+        _stage("easel", "Easel", Port("pixels", "n", mode="chunk"), emits="image"),
     ),
     edges=(
         Edge("reader", "writer.context", "n"),
@@ -48,13 +57,15 @@ PIPELINE = Pipeline(
         Edge("speaker", "voice.codes", "n", mode="chunk", capacity=2),
         Edge("writer", "voice.hint", "n", mode="chunk", capacity=2),
         Edge("writer", "painter.text", "n"),
+        Edge("denoiser", "easel.pixels", "n", mode="chunk", capacity=2),
     ),
     tasks=(
         Task("chat", entries={"text": "writer"}, outputs={"text": "writer", "audio": "voice", "image": "painter"}),
         Task("describe", entries={"text": "reader"}, outputs={"text": "writer", "audio": "voice"}),
         Task("stream", entries={"text": "speaker.text"}, outputs={"audio": "voice"}),
+        Task("draw", entries={"text": "denoiser"}, outputs={"image": "easel"}),
     ),
-    doc="Five stages of every kind: a full edge in, a full edge out, chunks through three stages and past one.",
+    doc="Stages of every kind: a full edge in, a full edge out, chunks through three stages and past one; cursors.",
 )
 
 
@@ -78,11 +89,11 @@ DEPLOYMENTS = (
     Deployment({"writer": 2}),
     Deployment({"speaker": 2, "voice": 2}, capacity=1),
     Deployment({"writer": 2, "speaker": 2}, limits={"max_inflight": 3, "max_queued": 2}),
-    Deployment({"writer": 2, "speaker": 2, "voice": 2, "painter": 2, "reader": 2}),
+    Deployment({"writer": 2, "speaker": 2, "voice": 2, "painter": 2, "reader": 2, "denoiser": 2, "easel": 2}),
     Deployment({"voice": 2}, limits={"sink_bytes": 300}),
     Deployment(tcp=_BY_TCP),
-    Deployment({"speaker": 2, "voice": 2}, tcp=_BY_TCP | {"reader-writer"}, capacity=1),
-    Deployment({"writer": 2}, buffer_bytes=1),
+    Deployment({"speaker": 2, "voice": 2}, tcp=_BY_TCP | {"reader-writer", "denoiser-easel"}, capacity=1),
+    Deployment({"writer": 2, "denoiser": 2}, buffer_bytes=1),
     Deployment({"writer": 2}, stage_limits={"max_inflight": 1}, limits={"max_per_key": 2}),
     Deployment(stage_limits={"max_inflight": 2, "max_inflight_tokens": 3}, limits={"max_queued": 0}),
 )

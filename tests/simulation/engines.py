@@ -19,10 +19,23 @@ import numpy as np
 from omni_actors.connectors.payload import Payload
 from omni_actors.protocol.errors import ErrorInfo, invalid_request, stage_failed
 from omni_actors.protocol.frames import Hello
-from omni_actors.protocol.request import MediaChunk, TextDelta, Usage
+from omni_actors.protocol.request import MediaChunk, StepProgress, TextDelta, Usage
 from omni_actors.worker.engine import Engine, Outbox, Work
 
-from .outputs import TAIL, code_of, mix, picture_of, samples_of, text_of, token_of
+from .outputs import (
+    TAIL,
+    code_of,
+    denoised,
+    file_of,
+    latents_of,
+    mix,
+    picture_of,
+    pixels_of,
+    samples_of,
+    skipped,
+    text_of,
+    token_of,
+)
 from .world import WORLD, Crash
 
 _BIG = 5_000
@@ -33,14 +46,17 @@ RATE = 24_000
 
 @dataclass(slots=True)
 class Held:
-    """A request in an engine. ``inputs`` has what is not taken yet, by port, each as (payload, whether it is owed)."""
+    """A request in an engine. ``inputs`` has what is not taken yet, by port, each as (payload, its metadata, whether it
+    is owed)."""
 
     work: Work
     sim: dict[str, Any]
     open: set[str]
-    inputs: dict[str, deque[tuple[Payload | int, bool]]]
+    inputs: dict[str, deque[tuple[Payload | int, dict[str, Any], bool]]]
     steps: int = 0
     state: dict[str, Any] = field(default_factory=dict)
+    pieces: deque[MediaChunk] = field(default_factory=deque)
+    """Of pictures, that are yet to be sent."""
 
     @property
     def whole(self) -> bool:
@@ -70,6 +86,8 @@ class SimEngine(Engine):
             raise invalid_request("asked to refuse", param="sim")
         if trouble == "admit":
             raise RuntimeError("asked to fail in admit")
+        if work.priority != sim["priority"] or work.deadline_s is None or work.deadline_s > sim["deadline_s"] + 1e-6:
+            self.world.violate(f"{work.request_id} has priority {work.priority} and {work.deadline_s} s in its worker")
         held = Held(work, sim, set(work.ports), {port: deque() for port in work.ports})
         self.begin(held)
         self.held[work.key] = held
@@ -83,9 +101,9 @@ class SimEngine(Engine):
         if payload is None:
             return True
         if self.chance.random() < 0.5:
-            held.inputs[port].append((_value(payload), False))
+            held.inputs[port].append((_value(payload), dict(payload.meta), False))
             return True
-        held.inputs[port].append((payload, True))
+        held.inputs[port].append((payload, payload.meta, True))
         return False
 
     def abort(self, key: int) -> None:
@@ -123,28 +141,55 @@ class SimEngine(Engine):
 
     def take(self, held: Held, port: str, out: Outbox) -> int | None:
         """The next input of a port."""
+        taken = self.take_with_meta(held, port, out)
+        return None if taken is None else taken[0]
+
+    def take_with_meta(self, held: Held, port: str, out: Outbox) -> tuple[int, dict[str, Any]] | None:
+        """The next input of a port, with its metadata."""
         queue = held.inputs.get(port)
         if not queue:
             return None
-        payload, owed = queue.popleft()
+        payload, meta, owed = queue.popleft()
         value = payload if isinstance(payload, int) else _value(payload)
+        meta = dict(meta)
         if owed:
             out.consumed(held.work.key, port)
-        return value
+        return value, meta
 
-    def give(self, held: Held, value: int, out: Outbox) -> None:
+    def give(self, held: Held, value: int, out: Outbox, **meta: Any) -> None:
         """A payload of one number, which may be a large one, written where its readers will see it or not."""
         key = held.work.key
         if not held.work.routed:
             return
         if not held.sim["big"]:
-            out.emit(key, Payload("n", {"value": value}))
+            out.emit(key, Payload("n", {"value": value, **meta}))
         elif self.chance.random() < 0.5:
-            payload = out.allocate(key, "n", {}, {"n": ((_BIG,), "int64")})
+            payload = out.allocate(key, "n", meta, {"n": ((_BIG,), "int64")})
             payload.tensors["n"][:] = value
             out.emit(key, payload)
         else:
-            out.emit(key, Payload("n", {}, {"n": np.full(_BIG, value)}))
+            out.emit(key, Payload("n", meta, {"n": np.full(_BIG, value)}))
+
+    def show(self, held: Held, content: bytes, out: Outbox, **meta: Any) -> None:
+        """A picture or a preview, as a file that is another one each time. A picture may come in pieces, in later
+        steps."""
+        file = file_of(content, self.chance.randbytes(self.chance.randint(0, 60)))
+        begins = [0]
+        if "preview" not in meta and self.chance.random() < 0.6:
+            begins += sorted(self.chance.sample(range(1, len(file)), self.chance.randint(0, 3)))
+        ends = [*begins[1:], len(file)]
+        for piece, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+            part = {"piece": piece, "pieces": len(begins)} if len(begins) > 1 else {}
+            held.pieces.append(MediaChunk(held.work.key, "image", {**meta, **part}, file[begin:end]))
+
+    def send_pieces(self, held: Held, out: Outbox) -> bool:
+        """Send some of what :meth:`show` has left; whether there was any."""
+        sent = bool(held.pieces)
+        while held.pieces:
+            out.media(held.pieces.popleft())
+            if self.chance.random() < 0.4:
+                break
+        return sent
 
     def finish(self, held: Held, out: Outbox, usage: Usage | None = None) -> None:
         self.held.pop(held.work.key, None)
@@ -360,13 +405,72 @@ class Painter(SimEngine):
             return False
         while (value := self.take(held, "text", out)) is not None:
             tokens.append(value)
-        picture = picture_of(tokens)
-        cut = self.chance.randint(0, len(picture))
-        for piece in (picture[:cut], picture[cut:]):
-            if piece:
-                out.media(MediaChunk(held.work.key, "image", {}, piece))
-        self.finish(held, out)
+        if not held.state.get("shown"):
+            held.state["shown"] = True
+            self.show(held, picture_of(tokens), out, index=0, seed=0)
+        if not self.send_pieces(held, out):
+            self.finish(held, out)
         return True
+
+
+class Denoiser(SimEngine):
+    """An engine of cursors: each picture of a request takes its steps, whenever its turn comes. A preview without a
+    credit is left out."""
+
+    def begin(self, held: Held) -> None:
+        image = held.work.params["image"]
+        known = self.world.image_seeds.setdefault(held.work.request_id, image.seed)
+        if image.seed is None or image.seed != known:
+            self.world.violate(f"{held.work.request_id} is drawn from seed {image.seed}, it was {known}")
+        held.state["cursors"] = [[0, latents_of(image.seed + index, 0)] for index in range(image.n)]
+        held.state["skipped"] = 0
+
+    def advance(self, held: Held, out: Outbox) -> bool:
+        image, cursors = held.work.params["image"], held.state["cursors"]
+        ran = False
+        for index, cursor in enumerate(cursors):
+            if cursor[0] <= image.steps:
+                ran |= self.chance.random() < 0.3 or self._step(held, index, cursor, out)
+        if all(step > image.steps for step, _ in cursors):
+            usage = Usage(images=image.n, steps=image.n * image.steps, skipped_steps=held.state["skipped"])
+            self.finish(held, out, usage)
+            return True
+        return ran
+
+    def _step(self, held: Held, index: int, cursor: list[int], out: Outbox) -> bool:
+        image, key = held.work.params["image"], held.work.key
+        named = {"index": index, "seed": image.seed + index}
+        if cursor[0] == image.steps:
+            if not out.ready(key):
+                return False
+            self.give(held, cursor[1], out, **named)
+            cursor[0] += 1
+            return True
+        cursor[:] = cursor[0] + 1, denoised(cursor[1], cursor[0] + 1)
+        held.state["skipped"] += skipped(cursor[0])
+        if image.progress:
+            out.progress(StepProgress(key, index, cursor[0], image.steps))
+        if image.previews and cursor[0] % image.previews == 0 and cursor[0] < image.steps and out.ready(key):
+            self.give(held, cursor[1], out, **named, preview=cursor[0])
+        return True
+
+
+class Easel(SimEngine):
+    """The stage that writes files of pictures and previews, as they come."""
+
+    def advance(self, held: Held, out: Outbox) -> bool:
+        if self.send_pieces(held, out):
+            return True
+        taken = self.take_with_meta(held, "pixels", out)
+        if taken is not None:
+            latents, meta = taken
+            meta.pop("value", None)
+            self.show(held, pixels_of(latents), out, format="png", **meta)
+            return True
+        if held.whole:
+            self.finish(held, out)
+            return True
+        return False
 
 
 def _value(payload: Payload) -> int:

@@ -10,7 +10,7 @@ from omni_actors.orchestrator import Orchestrator
 from omni_actors.protocol.codec import frame
 from omni_actors.protocol.errors import ErrorInfo, OmniError
 from omni_actors.protocol.frames import Abort, Ack, Feed, Ledger, Step
-from omni_actors.protocol.request import MediaChunk, StageDone, StageFailed, TextDelta, Usage
+from omni_actors.protocol.request import MediaChunk, StageDone, StageFailed, StepProgress, TextDelta, Usage
 from omni_actors.stages.replica import StageReplica
 
 from .deployments import plan_of
@@ -153,7 +153,8 @@ def _stale(replica: StageReplica, child: SimChild) -> None:
         frame(
             Step(
                 texts=[TextDelta(key, 0, "x", [1], "stop")],
-                media=[MediaChunk(key, "audio", {"channels": 1}, b"xx")],
+                media=[MediaChunk(key, "audio", {"channels": 1}, b"xx"), MediaChunk(key, "image", {"index": 0}, b"x")],
+                progress=[StepProgress(key, 0, 1, 2)],
                 done=[StageDone(key, Usage())],
                 failed=[StageFailed(key, ErrorInfo(message="a stranger failed"))],
                 released=[key],

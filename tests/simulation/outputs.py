@@ -7,6 +7,7 @@ another.
 from __future__ import annotations
 
 import struct
+import zlib
 from dataclasses import dataclass
 
 from .schedule import Load
@@ -51,6 +52,54 @@ def fed_value(seed: int, position: int) -> int:
     return mix(seed, 17, position) % 50_000
 
 
+def file_of(content: bytes, salt: bytes) -> bytes:
+    """A picture's file: another one each time it is written, with the same picture in it."""
+    return struct.pack("<III", len(content), zlib.crc32(content), zlib.crc32(salt)) + content + salt
+
+
+def opened(file: bytes) -> bytes | None:
+    """The picture in a file; ``None`` for a file that is cut off, or made of parts of several."""
+    if len(file) < 12:
+        return None
+    size, content_sum, salt_sum = struct.unpack("<III", file[:12])
+    content, salt = file[12 : 12 + size], file[12 + size :]
+    whole = (zlib.crc32(content), zlib.crc32(salt)) == (content_sum, salt_sum) and len(content) == size
+    return content if whole else None
+
+
+def latents_of(seed: int, steps: int) -> int:
+    """The state of a cursor after so many steps. Each step depends on the one before."""
+    fold = mix(seed & 0xFFFFFFFF, 31)
+    for step in range(1, steps + 1):
+        fold = denoised(fold, step)
+    return fold
+
+
+def denoised(latents: int, step: int) -> int:
+    return mix(latents, 37, step)
+
+
+def skipped(step: int) -> bool:
+    """Whether a step cache answers this step."""
+    return step % 3 == 0
+
+
+def pixels_of(latents: int) -> bytes:
+    return b"".join(mix(latents, 41, i).to_bytes(4, "little") for i in range(1 + latents % 40))
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What the task ``draw`` makes: pictures, after so many steps each. The seed is drawn by the orchestrator."""
+
+    pictures: int
+    steps: int
+
+    @property
+    def skipped(self) -> int:
+        return self.pictures * sum(skipped(step + 1) for step in range(self.steps))
+
+
 @dataclass(frozen=True, slots=True)
 class Expected:
     """The text of each choice, the sound and the picture; ``None`` for what is not wanted."""
@@ -59,12 +108,15 @@ class Expected:
     audio: bytes | None
     image: bytes | None
     tokens: int
+    drawn: Drawn | None = None
 
 
 def expected(load: Load, seed: int) -> Expected:
     """What this request gives when nothing befalls it."""
     audio = image = None
     texts: tuple[str, ...] | None = None
+    if load.task == "draw":
+        return Expected(None, None, None, 0, Drawn(load.choices, load.tokens))
     if load.task == "stream":
         tokens = [fed_value(seed, i) for i in range(load.tokens)]
     else:

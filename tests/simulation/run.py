@@ -215,7 +215,7 @@ def _held(world: World, replica: StageReplica) -> list[str]:
 
 async def _probe(world: World, orchestrator: Orchestrator) -> None:
     """After all that, everything works as ever: a request of one kind or another is answered."""
-    load = Load(shape=world.chance.choice((3, 6, 7)), tokens=3)
+    load = Load(shape=world.chance.choice((3, 6, 7, 9)), tokens=3)
     before = Counter(world.inflicted)
     outcome = await client(world, orchestrator, 1000, load)
     error = outcome.error

@@ -17,6 +17,8 @@ SHAPES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("describe", ("text", "audio")),
     ("stream", ("audio",)),
     ("stream", ("audio",)),
+    ("draw", ("image",)),
+    ("draw", ("image",)),
 )
 """Tasks with the outputs that are wanted of them."""
 
@@ -95,7 +97,7 @@ class Load(msgspec.Struct, frozen=True, omit_defaults=True):
     def most_bytes(self) -> int:
         """Of output that may wait for its client, as the sink counts."""
         text = self.tokens * self.choices * 80 if "text" in self.outputs else 0
-        return text + 12 * (self.tokens + 4)
+        return text + (12 * (self.tokens + 4) if "audio" in self.outputs else 0)
 
     @property
     def outputs(self) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ import trio.testing
 
 from omni_actors.actors.errors import ProcessDied
 from omni_actors.connectors import descriptors, listener, tcp
-from omni_actors.orchestrator import orchestrator, streamed_input, wiring
+from omni_actors.orchestrator import orchestrator, streamed_input, submission, wiring
 from omni_actors.protocol.errors import OmniError
 from omni_actors.stages import channel
 from omni_actors.stages.liveness import Watch
@@ -70,6 +70,7 @@ def substituted(world: World) -> Iterator[None]:
     with ExitStack() as stack:
         for target, name, value in (
             (orchestrator, "open_launcher", open_sim_launcher),
+            (submission, "random", random.Random(world.seed)),
             (Watch.__init__, "__defaults__", (trio.current_time,)),
             (streamed_input, "MAX_UNCONSUMED", FEEDS),
             (control_socket, "_MAX_UNSENT", MOST_UNSENT),

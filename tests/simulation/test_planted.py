@@ -7,13 +7,16 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from omni_actors.orchestrator import request
 from omni_actors.orchestrator.admission import Admission
 from omni_actors.orchestrator.ledger import StageLedger
+from omni_actors.orchestrator.pictures import PictureLedger
 from omni_actors.orchestrator.request import RequestStream
-from omni_actors.protocol.request import Completed
+from omni_actors.orchestrator.submission import sections_of
+from omni_actors.protocol.request import Completed, MediaChunk
 from omni_actors.protocol.states import RequestState
 from omni_actors.stages.replica import StageReplica
 from omni_actors.worker.credits import Route
@@ -57,6 +60,39 @@ def _failure_after_completion(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RequestState.COMPLETED, "live", True)
 
 
+def _spliced(patch: pytest.MonkeyPatch) -> None:
+    """Pictures are cut by bytes, as sound is cut by samples."""
+    media = StageLedger.media
+
+    def cut(self: StageLedger, chunk: MediaChunk) -> MediaChunk | None:
+        if chunk.modality != "image" or chunk.meta.get("preview"):
+            return media(self, chunk)
+        piece = media(self, msgspec.structs.replace(chunk, modality="file"))
+        whole = {name: value for name, value in chunk.meta.items() if name not in ("piece", "pieces")}
+        return None if piece is None else msgspec.structs.replace(piece, modality="image", meta=whole)
+
+    patch.setattr(StageLedger, "media", cut)
+
+
+def _late_previews(patch: pytest.MonkeyPatch) -> None:
+    take = PictureLedger.take
+
+    def all_previews(self: PictureLedger, chunk: MediaChunk) -> MediaChunk | None:
+        return chunk if chunk.meta.get("preview") else take(self, chunk)
+
+    patch.setattr(PictureLedger, "take", all_previews)
+
+
+def _new_seeds(patch: pytest.MonkeyPatch) -> None:
+    suspend = RequestStream.suspend
+
+    def draws_again(self: RequestStream) -> None:
+        suspend(self)
+        self.sections = sections_of(self.request)
+
+    patch.setattr(RequestStream, "suspend", draws_again)
+
+
 PLANTED: dict[str, tuple[Patch, str]] = {
     "a lost abort": (_losing(StageReplica, "abort", 10), "after its end|holds|in flight"),
     "a double terminal event": (_double_terminal, "got something after its end"),
@@ -78,6 +114,21 @@ PLANTED: dict[str, tuple[Patch, str]] = {
     "input that is not fed again": (
         _losing(RequestStream, "feed_again", 1),
         "deadline_exceeded|bytes came as|not_resumable",
+    ),
+    "pictures that are spliced by bytes": (_spliced, "a broken file"),
+    "previews that come again": (_late_previews, "followed by a preview|a preview of step"),
+    "pieces of a dead worker's picture": (
+        lambda patch: patch.setattr(PictureLedger, "again", lambda self: None),
+        "a broken file|stage_failed .*of a picture followed",
+    ),
+    "a picture that is delivered again": (
+        lambda patch: patch.setattr(PictureLedger, "whole", property(lambda self: set(), lambda self, value: None)),
+        "comes twice",
+    ),
+    "a seed that is drawn again": (_new_seeds, "is drawn from seed"),
+    "previews that pile up": (
+        lambda patch: patch.setattr(request, "supersede", lambda events, event: None),
+        "of picture . wait for a client",
     ),
 }
 """Bugs, and what is said of them."""

@@ -14,6 +14,7 @@ import trio.testing
 from omni_actors.orchestrator import Orchestrator, RequestStream
 from omni_actors.orchestrator.estimate import event_bytes
 from omni_actors.pipelines.plan import DeploymentLimits
+from omni_actors.protocol.request import Event, MediaChunk, StepProgress
 
 from .deployments import plan_of
 from .schedule import Schedule
@@ -42,6 +43,8 @@ class World:
     spawned: list[SimChild] = field(default_factory=list)
     crashed: set[str] = field(default_factory=set)
     """Ids of requests that have had their one crash."""
+    image_seeds: dict[str, int | None] = field(default_factory=dict)
+    """The seeds of the requests' pictures, as the first worker got them, by the requests' ids."""
     streams: set[RequestStream] = field(default_factory=set)
     """Those that clients hold."""
     orchestrator: Orchestrator | None = None
@@ -150,6 +153,18 @@ class World:
             waiting = sum(map(event_bytes, stream._events))
             if waiting > limits.sink_bytes:
                 self.violate(f"{waiting} bytes wait for a client, {limits.sink_bytes} are allowed")
+            for (kind, index), count in Counter(map(_latest_only, stream._events)).items():
+                if count > 1 and kind:
+                    self.violate(f"{count} events of {kind} of picture {index} wait for a client")
+
+
+def _latest_only(event: Event) -> tuple[str, int]:
+    """The kind and the picture of an event of which only the latest may wait; else an empty kind."""
+    if type(event) is StepProgress:
+        return "progress", event.index
+    if type(event) is MediaChunk and event.meta.get("preview"):
+        return "preview", event.meta["index"]
+    return "", 0
 
 
 WORLD: ContextVar[World] = ContextVar("world")
