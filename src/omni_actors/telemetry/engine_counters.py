@@ -32,7 +32,7 @@ ENGINE_COUNTERS: Mapping[str, str] = {
     "aborted_total": "Requests that were cancelled while the engine held them.",
     "out_of_memory_total": "Steps or batches that ran short of memory and were run again in smaller parts.",
     # engines that write text
-    "steps_total": "Steps of the engine, each of one batch; of an engine that makes pictures, their denoising steps.",
+    "steps_total": "Steps of the engine; one step computes one batch.",
     "prompt_tokens_total": "Tokens of the prompts that the engine took.",
     "completion_tokens_total": "Tokens that the engine chose.",
     "resumed_tokens_total": "Tokens taken over from an earlier attempt of a request whose worker died.",
@@ -51,16 +51,6 @@ ENGINE_COUNTERS: Mapping[str, str] = {
     "kv_imported_tokens_total": "Tokens whose keys and values arrived in the decode pool.",
     "kv_blocks_reserved": "Blocks of the KV cache that are reserved for prompts on their way to the decode pool.",
     "swapped": "Sequences of the decode pool whose keys and values wait in host memory.",
-    # engines that make pictures
-    "cursors": "Pictures that the engine holds.",
-    "memory_bytes": "Estimated memory of the pictures under way, beside the weights.",
-    "pictures_total": "Pictures that the engine decoded.",
-    "skipped_steps_total": "Denoising steps that a step cache answered, wholly or in part.",
-    "forwards_total": "Forwards of the denoising model; rows per forward say how well pictures share them.",
-    "rows_total": "Rows of those forwards; a picture with guidance takes several.",
-    "encodes_total": "Requests whose prompts and pictures were encoded.",
-    "decodes_total": "Pictures whose latents were decoded.",
-    "previews_total": "Previews that the engine made.",
     # one-shot engines
     "batches_total": "Batches that the engine ran.",
     "batched_items_total": "Inputs in those batches; an input that is run again counts again.",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from omni_actors.models.diffusion.adapter import Pixels, to_pixels
+from omni_actors.models.diffusion.pixels import Pixels, to_pixels
 from omni_actors.models.diffusion.rows import Conditioning
 from omni_actors.models.diffusion.sizes import refusal
 from omni_actors.models.digits.network import SIDE, load_pipe

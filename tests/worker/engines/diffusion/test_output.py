@@ -22,7 +22,7 @@ def test_a_picture_has_its_index_and_seed_and_the_usage_counts_it() -> None:
 def test_layers_are_pictures_of_their_own() -> None:
     bench = alone(0, layers=3, n=2)
     metas = [it.meta for it in bench.payloads(0)]
-    assert [(it["index"], it["layer"]) for it in metas] == [(0, 0), (1, 1), (2, 2), (3, 0), (4, 1), (5, 2)]
+    assert [(it["index"], it["layer"]) for it in metas] == [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
     usage = bench.out.outcomes[0].usage
     assert usage is not None
     assert usage.images == 6

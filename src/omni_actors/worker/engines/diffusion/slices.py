@@ -175,7 +175,7 @@ class SliceRunner:
         table = self._table
         layers = pixels if isinstance(pixels, list) else [pixels]
         for place, layer in enumerate(layers):
-            meta: dict[str, Any] = {"index": cursor.index * len(layers) + place, "seed": cursor.seed}
+            meta: dict[str, Any] = {"index": cursor.index, "seed": cursor.seed}
             if len(layers) > 1:
                 meta["layer"] = place
             table.send(request, pixels_payload(table.adapter, "decode", layer, meta), out)
