@@ -98,6 +98,7 @@ def test_a_route_without_its_task_is_not_listed() -> None:
         "transcription": "/v1/audio/transcriptions",
         "translation": "/v1/audio/translations",
         "image": "/v1/images/generations",
+        "image_edit": "/v1/images/edits",
     }.items():
         assert path not in everywhere
         assert set(json.loads(document(frozenset({task})))["paths"]) == {*everywhere, path}

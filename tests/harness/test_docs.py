@@ -17,7 +17,7 @@ from omni_actors.entrypoints.app import ROUTES
 from omni_actors.entrypoints.cli import cli
 from omni_actors.entrypoints.openai.fields import accepted_no_ops
 from omni_actors.entrypoints.openai.images.chat_request import ImageChatRequest
-from omni_actors.entrypoints.openai.images.schemas import GenerationRequest, LoraChoice
+from omni_actors.entrypoints.openai.images.schemas import EditForm, GenerationRequest, LoraChoice
 from omni_actors.entrypoints.openai.schemas import AssistantMessage, ChatRequest, CompletionRequest
 from omni_actors.entrypoints.openai.speech_request import SpeechRequest
 from omni_actors.entrypoints.openai.transcriptions import TranscriptionRequest
@@ -91,6 +91,7 @@ _BODIES = (
     SpeechRequest,
     TranscriptionRequest,
     GenerationRequest,
+    EditForm,
     ImageChatRequest,
     LoraChoice,
 )

@@ -10,12 +10,13 @@ import msgspec
 import pytest
 from tests.entrypoints.fakes import PIPELINE, served
 from tests.entrypoints.images.painter import painter
+from tests.entrypoints.images.test_chat import PICTURE
 from tests.entrypoints.test_audio import CLONER
 from tests.entrypoints.test_middleware import error_of
 
 from omni_actors.entrypoints.app import ROUTES
 from omni_actors.entrypoints.openai.fields import NoOp, Refused, marks
-from omni_actors.entrypoints.openai.images.schemas import GenerationRequest
+from omni_actors.entrypoints.openai.images.schemas import EditForm, GenerationRequest
 from omni_actors.entrypoints.openai.schemas import ChatRequest
 from omni_actors.entrypoints.openai.speech_request import SpeechRequest
 
@@ -25,6 +26,7 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "POST /v1/chat/completions": ChatRequest,
     "POST /v1/audio/speech": SpeechRequest,
     "POST /v1/images/generations": GenerationRequest,
+    "POST /v1/images/edits": EditForm,
 }
 
 
@@ -79,6 +81,7 @@ async def test_a_refused_field_is_refused_by_name() -> None:
         "POST /v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
         "POST /v1/audio/speech": {"input": "Hello."},
         "POST /v1/images/generations": {"prompt": "a boat"},
+        "POST /v1/images/edits": {"prompt": "a boat", "images": [{"image_url": PICTURE}]},
     }
     async with served(pipeline=PIPELINE) as chat, served(pipeline=CLONER) as speech, painter() as images:
         for row in ROWS:

@@ -18,6 +18,7 @@ from omni_actors.entrypoints.middleware import GuardedExchange, Middleware, new_
 from omni_actors.entrypoints.openai import chat, completions, models, openapi, speech, sse, transcriptions
 from omni_actors.entrypoints.openai.errors import http_error
 from omni_actors.entrypoints.openai.images import create as images
+from omni_actors.entrypoints.openai.images.edit import edit
 from omni_actors.entrypoints.openai.images.files import file as picture_file
 from omni_actors.entrypoints.options import ServerOptions
 from omni_actors.entrypoints.orchestration import Orchestration
@@ -44,6 +45,7 @@ ROUTES: tuple[Route, ...] = (
     ("POST", "/v1/audio/transcriptions", transcriptions.transcribe),
     ("POST", "/v1/audio/translations", transcriptions.translate),
     ("POST", "/v1/images/generations", images.generate),
+    ("POST", "/v1/images/edits", edit),
     ("POST", "/v1/images/variations", images.variations),
     ("GET", "/v1/images/files/<token>", picture_file),
     ("GET", "/v1/audio/voices", models.voices),

@@ -94,7 +94,8 @@ class ParseChat(Question, frozen=True):
     """Parse a chat body.
 
     ``modalities`` are the modalities that the model takes in messages (``None``: all); others are refused. ``clip`` is
-    the body's own field with a clip (a transcription's ``input_audio``, a speech's ``ref_audio``), if there is one;
+    the body's own field with a clip (a transcription's ``input_audio``, a speech's ``ref_audio``), or ``images`` for
+    a body with pictures to edit and perhaps a ``mask``;
     other fields stay as they are. ``reference_rate`` is :attr:`How.rate` of ``ref_audio``, and ``alpha`` is
     :attr:`How.alpha` of the images.
     """

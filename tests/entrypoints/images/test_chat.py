@@ -144,9 +144,11 @@ async def test_a_model_that_takes_no_pictures_says_so() -> None:
 @pytest.mark.parametrize("fields", [{"size": "1021x1021"}, {"steps": 0}, {"lora": "pen"}, {"model": "x"}, {"pitch": 1}])
 async def test_a_chat_that_can_be_refused_without_it_fetches_nothing(fields: dict[str, Any]) -> None:
     async with web(ok(picture(16, 16, 1))) as listener, painter(paint, LOCAL) as server:
-        response = await server.post(CHAT, said(text("a"), image(listener.url("x.png")), **fields))
+        response = await server.post(CHAT, said(text("a"), image(listener.url("/x.png")), **fields))
         assert response.status_code in (400, 404)
         assert listener.connections == 0
+        assert (await server.post(CHAT, said(text("a"), image(listener.url("/x.png"))))).status_code == 200
+        assert listener.connections == 1
 
 
 async def test_a_stage_s_refusal_names_a_field_of_the_chat() -> None:

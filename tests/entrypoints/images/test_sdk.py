@@ -8,8 +8,14 @@ from typing import Any
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
-from openai.types import ImageGenCompletedEvent, ImageGenPartialImageEvent
-from tests.entrypoints.images.painter import SEED, painter, picture
+from openai.types import (
+    ImageEditCompletedEvent,
+    ImageEditPartialImageEvent,
+    ImageGenCompletedEvent,
+    ImageGenPartialImageEvent,
+)
+from tests.entrypoints.images.painter import SEED, painter, picture, seen
+from tests.entrypoints.images.test_edits import hole
 from tests.entrypoints.sdk import asynchronous, blocking, strict
 
 
@@ -72,6 +78,40 @@ async def test_streamed_on_asyncio() -> None:
         assert [event.type.rpartition(".")[2] for event in events] == ["partial_image", "completed"] * 2
 
 
+async def test_edit_with_three_images_and_a_mask() -> None:
+    async with painter() as server:
+
+        def use(client: OpenAI) -> Any:
+            pictures = [("a.png", picture(32, 16, it), "image/png") for it in range(3)]
+            return client.images.edit(
+                model="painter",
+                image=pictures,
+                mask=("mask.png", hole(32, 16), "image/png"),
+                prompt="make it blue",
+                n=1,
+                size="64x64",
+                input_fidelity="high",
+                extra_body={"strength": 0.5},
+            )
+
+        answer = strict(await blocking(server.url, use))
+        assert base64.b64decode(answer.data[0].b64_json) == picture(64, 64, SEED)
+        (request,) = server.orchestrator.requests
+        assert (seen(request).pictures, seen(request).mask, seen(request).strength) == (3, True, 0.5)
+        await server.settled()
+
+
+async def test_streamed_edit() -> None:
+    async with painter() as server:
+
+        def use(client: OpenAI) -> list[Any]:
+            file = ("a.png", picture(32, 16, 1), "image/png")
+            return list(client.images.edit(image=file, prompt="blue", stream=True, partial_images=1))
+
+        events = strict(await blocking(server.url, use))
+        assert [type(event) for event in events] == [ImageEditPartialImageEvent, ImageEditCompletedEvent]
+
+
 async def test_chat_with_a_picture() -> None:
     async with painter() as server:
 
@@ -87,6 +127,7 @@ async def test_chat_with_a_picture() -> None:
         assert base64.b64decode(url.partition(",")[2]) == picture(64, 64, SEED)
 
 
+@pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")
 async def test_what_is_refused_is_an_error_of_the_sdk() -> None:
     async with painter() as server:
         with pytest.raises(openai.BadRequestError) as refused:

@@ -52,6 +52,7 @@ async def read_json(
     media: re.Pattern[bytes] | None = None,
     modalities: tuple[str, ...] | None = None,
     clip: str | None = None,
+    alpha: bool = False,
 ) -> JsonBody:
     """Read a request's body. Whatever the media process keeps of the body is freed when the call is over.
 
@@ -63,7 +64,8 @@ async def read_json(
         media: A pattern that matches every body with media. A body that matches, or is larger than
             ``limits.inline_body_bytes``, goes to the media process as it arrives and is parsed there.
         modalities: Modalities of media that are accepted; ``None`` accepts all.
-        clip: The field of the body that holds a clip, if the route has one.
+        clip: The field of the body that holds a clip, or its pictures to edit, if the route has one.
+        alpha: Whether images of messages keep their transparency.
 
     Raises:
         OmniError: 413 for a body that is too large (without a media process, the limit of JSON applies), 429 or 503
@@ -89,6 +91,7 @@ async def read_json(
                 modalities=modalities,
                 clip=clip,
                 reference_rate=services.plan.sample_rate,
+                alpha=alpha,
             )
         )
     return JsonBody(parsed.json, parsed.modalities, parsed)

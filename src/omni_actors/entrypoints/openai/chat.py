@@ -18,7 +18,7 @@ from omni_actors.entrypoints.openai.bodies import bring_media, read_json
 from omni_actors.entrypoints.openai.constraints import constraint_of
 from omni_actors.entrypoints.openai.fields import decode
 from omni_actors.entrypoints.openai.images import chat as images
-from omni_actors.entrypoints.openai.images.chat_request import asks_for_pictures, least_needs, media_inputs
+from omni_actors.entrypoints.openai.images.chat_request import asks_for_pictures, edits, least_needs, media_inputs
 from omni_actors.entrypoints.openai.messages import prompt_messages
 from omni_actors.entrypoints.openai.parameters import own_parameters
 from omni_actors.entrypoints.openai.sampling import chat_logprobs, sampling_of, usage_of, used
@@ -66,7 +66,7 @@ class _ReplyFormat:
 
 async def create(services: Services, call: Call) -> Reply:
     """Answer a chat. A stream waits for its first event, so that an earlier failure still has its own status."""
-    read = await read_json(services, call, least_needs(services), _MEDIA, media_inputs(services))
+    read = await read_json(services, call, least_needs(services), _MEDIA, media_inputs(services), alpha=edits(services))
     if asks_for_pictures(services, read.json):
         return await images.create(services, call, read)
     body = decode(read.json, ChatRequest)

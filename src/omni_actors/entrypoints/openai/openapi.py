@@ -146,6 +146,13 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
         {JSON: _ref(images.GenerationRequest)},
         task="image",
     ),
+    ("POST", "/v1/images/edits"): Operation(
+        "Edit pictures",
+        {JSON: _IMAGES, SSE: _ANY},
+        _WORK,
+        {JSON: _ref(images.EditRequest), "multipart/form-data": _ref(images.EditForm)},
+        task="image_edit",
+    ),
     ("POST", "/v1/images/variations"): Operation("Refused: variations are not served", {}, (*_GUARD, 404)),
     ("GET", "/v1/images/files/{token}"): Operation(
         "Fetch a picture by its URL", dict.fromkeys(IMAGE_TYPES.values(), _TEXT), (400, 404)
@@ -221,6 +228,8 @@ def _components() -> dict[str, Schema]:
         speech_request.SpeechRequest,
         *listens,
         images.GenerationRequest,
+        images.EditRequest,
+        images.EditForm,
         Command,
     )
     _, made = msgspec.json.schema_components(kinds, ref_template=_REF)
@@ -234,6 +243,7 @@ def _components() -> dict[str, Schema]:
         made[f"{kind.__name__}Form"] = _form(kind, schema)
         schema["properties"]["input_audio"] = _ref(schemas.InputAudio)
         schema["required"] = ["input_audio"]
+    _describe_pictures(made)
     for name in _INSIDE:
         made.pop(name, None)
     made["Error"] = _fields(
@@ -241,6 +251,18 @@ def _components() -> dict[str, Schema]:
     )
     public: dict[str, Schema] = _without_inside(made)
     return public
+
+
+def _describe_pictures(made: dict[str, Schema]) -> None:
+    """Put the pictures of edits into the schemas of their bodies, in the form in which clients send them."""
+    picture = {**_fields(image_url=_TEXT), "additionalProperties": False}
+    body, form = made["EditRequest"], made["EditForm"]
+    body["properties"] |= {"images": {**_array(picture), "minItems": 1, "maxItems": images.MAX_INPUTS}, "mask": picture}
+    body["required"] = [*body["required"], "images"]
+    file = {"type": "string", "contentMediaType": "application/octet-stream"}
+    files = {**_array(file), "minItems": 1, "maxItems": images.MAX_INPUTS}
+    form["properties"] |= {"image": files, "mask": file, "mask_image": file}
+    form["required"] = [*form["required"], "image"]
 
 
 def _is_struct(value: Any) -> bool:

@@ -176,6 +176,10 @@ class MediaService:
                 if body.held is not None:
                     self.leave(owner)
 
+    def check_url(self, url: str, param: str) -> None:
+        """Raise :class:`OmniError` (400) for a URL that is certain not to be fetched."""
+        self._fetcher.check(url, param)
+
     async def download(self, link: q.LinkInfo, owner: str) -> Sent:
         """Send the file behind a URL to the media process, for ``owner``. Raises :class:`OmniError` (400) like
         :meth:`fetch`."""

@@ -117,6 +117,8 @@ class ChatBody:
             yield self._input_audio(alone, alone, "input_audio")
         elif self._clip == "ref_audio" and alone is not None:
             yield self._clip_to_clone(alone)
+        elif self._clip == "images":
+            yield from self._pictures()
         messages = self._tree.get("messages")
         for i, message in enumerate(messages if isinstance(messages, list) else ()):
             content = message.get("content") if isinstance(message, dict) else None
@@ -161,6 +163,25 @@ class ChatBody:
         text, hint = self._base64(value, param)
         return MediaPart(holder, "audio", param, self._reference, text, hint)
 
+    def _pictures(self) -> Iterator[MediaPart]:
+        """Find the pictures of a body with pictures to edit, and behind them its mask."""
+        pictures = self._tree.get("images")
+        for place, part in enumerate(pictures if isinstance(pictures, list) else ()):
+            yield self._picture(part, f"images[{place}]")
+        if (mask := self._tree.get("mask")) is not None:
+            yield self._picture(mask, "mask")
+
+    def _picture(self, part: Any, path: str) -> MediaPart:
+        param = f"{path}.image_url"
+        if not isinstance(part, dict):
+            raise invalid_request(f"'{path}' must be an object with 'image_url'.", path, "invalid_value")
+        if part.get("file_id") is not None:
+            message = "Files are not kept: give the picture as 'image_url'."
+            raise invalid_request(message, f"{path}.file_id", "unsupported_parameter")
+        value = _string(part, "image_url", param)
+        _only(part, ("image_url", "file_id"), path)
+        return self._at_url(part, "image", param, How(alpha=True), value)
+
     def _by_url(self, part: dict[str, Any], inner: Any, modality: str, path: str) -> MediaPart:
         param = f"{path}.url"
         value = _string(inner, "url", param)
@@ -170,6 +191,10 @@ class ChatBody:
             if detail not in ("auto", "low", "high"):
                 raise invalid_request("The detail is 'auto', 'low' or 'high'.", f"{path}.detail", "invalid_value")
             how = How(within=_LOW_DETAIL if detail == "low" else None, alpha=self._alpha)
+        return self._at_url(part, modality, param, how, value)
+
+    def _at_url(self, part: dict[str, Any], modality: str, param: str, how: How, value: str) -> MediaPart:
+        """Return the medium of a data URL, or of a URL to fetch."""
         if value[:5].lower() == "data:" or self._number(value) is not None:
             text, hint = self._base64(value, param, url=True)
             return MediaPart(part, modality, param, how, text, hint)

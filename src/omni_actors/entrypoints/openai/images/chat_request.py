@@ -81,6 +81,11 @@ def paints(services: Services) -> bool:
     return bool(set(TASKS) & services.plan.tasks.keys())
 
 
+def edits(services: Services) -> bool:
+    """Return whether the model edits pictures, so that those of chats keep their transparency."""
+    return EDIT in services.plan.tasks
+
+
 def asks_for_pictures(services: Services, body: bytes) -> bool:
     """Return whether a chat's body asks for pictures: it names them among its modalities, or the model makes nothing
     else. The modalities of a malformed body are left to whoever decodes it."""

@@ -60,6 +60,8 @@ def image_request(
         services.pictures.check()
         if body.stream:
             raise invalid_request("A stream brings its pictures as b64_json.", "response_format", "invalid_value")
+    if body.strength is not None and not pictures:
+        raise invalid_request("'strength' is for edits of a picture.", "strength", "unsupported_parameter")
     facts = picture_facts(services)
     if not body.prompt.strip():
         raise invalid_request("'prompt' must not be blank.", "prompt", "invalid_value")
@@ -72,7 +74,7 @@ def image_request(
         pictures=pictures,
         mask=mask,
     )
-    size = facts.size if image.width is None or image.height is None else (image.width, image.height)
+    size = None if image.width is None or image.height is None else (image.width, image.height)
     wanted = Wanted(
         event="image_generation" if task == GENERATE else "image_edit",
         n=image.n,
@@ -80,7 +82,7 @@ def image_request(
         background=body.background or "auto",
         quality=body.quality if body.quality in QUALITIES else "auto",
         by_url=by_url,
-        size=size,
+        size=size if size is not None or pictures else facts.size,
     )
     if body.stream:
         wanted.most_previews = set_previews(image, body, facts)

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from omni_actors.entrypoints.openai.fields import NoOp, Refused
-from omni_actors.entrypoints.openai.schemas import Priority, Seconds
+from omni_actors.entrypoints.openai.schemas import ImagePart, Priority, Seconds
 
 MAX_PICTURES = 10
 """Most pictures of one request, as in OpenAI's API."""
@@ -118,3 +118,25 @@ class GenerationRequest(ImageRequest, forbid_unknown_fields=True, kw_only=True):
     """The body of ``POST /v1/images/generations``."""
 
     style: Annotated[Any, Refused("put the style into the prompt.")] = None
+
+
+class EditFields(ImageRequest, forbid_unknown_fields=True, kw_only=True):
+    """The fields of ``POST /v1/images/edits``, beside its pictures."""
+
+    input_fidelity: Annotated[Literal["high", "low"] | None, NoOp("Pictures are always read in full.")] = None
+    resolution: Annotated[Any, Refused("give the size.")] = None
+    guidance_scale_2: Annotated[Any, Refused("this model has one denoiser.")] = None
+
+
+class EditForm(EditFields, forbid_unknown_fields=True, kw_only=True):
+    """The fields of an edit that comes as a form; the files of ``image`` and ``mask`` are taken out before."""
+
+    url: list[str] | None = None
+    """vLLM-Omni's: further pictures by URL."""
+
+
+class EditRequest(EditFields, forbid_unknown_fields=True, kw_only=True):
+    """The body of an edit that comes as JSON, with its pictures in the form that the media process leaves."""
+
+    images: list[ImagePart] | None = None
+    mask: ImagePart | None = None
