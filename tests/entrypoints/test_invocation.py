@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.entrypoints.test_media import OMNI
@@ -12,7 +13,7 @@ from omni_actors.entrypoints.commands.invocation import Invocation, build_reques
 from omni_actors.pipelines.declaration import Port, Task
 from omni_actors.pipelines.factory import resolve
 from omni_actors.protocol.errors import OmniError
-from omni_actors.protocol.params import Prompt, Sampling, Speech, Transcription
+from omni_actors.protocol.params import ImageGeneration, Prompt, Sampling, Speech, Transcription
 from omni_actors.protocol.request import MediaRef, Request
 
 DEMO = resolve("omni-demo", platform="cpu")
@@ -145,3 +146,41 @@ def test_what_would_be_ignored_or_cannot_be_is_refused(invocation: Invocation, p
     with pytest.raises(OmniError) as caught:
         build_request(DEMO, invocation)
     assert (caught.value.info.status, caught.value.info.param) == (400, param)
+
+
+IMAGE = resolve("stub-image", platform="cpu")
+
+
+def test_a_picture_to_make_and_one_to_edit() -> None:
+    typed = Invocation(prompt="a seven", n=2, size=(64, 32), steps=5, guidance=3.0, seed=1, negative_prompt="an eight")
+    request = build_request(IMAGE, typed)
+    assert (request.task, request.inputs, request.outputs) == ("image", ("text",), ("image",))
+    wanted = ImageGeneration(prompt="a seven", n=2, width=64, height=32, steps=5, guidance=3.0, seed=1, progress=True)
+    wanted.negative_prompt = "an eight"
+    assert request.params == {"image": wanted}
+    refs = (MediaRef(1, "image"), MediaRef(2, "image"))
+    request = build_request(IMAGE, Invocation(prompt="night", images=1, mask=True, format="webp"), refs)
+    assert (request.task, request.inputs, request.media) == ("image_edit", ("text", "image"), refs)
+    edit = ImageGeneration(prompt="night", pictures=1, mask=True, format="webp", progress=True)
+    assert request.params == {"image": edit}
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        (Invocation(prompt="x", max_tokens=3), "--max-tokens has no effect"),
+        (Invocation(prompt="x", mask=True, images=0), "--mask needs --image"),
+        (Invocation(prompt="x", task="chat"), "There is no task 'chat'"),
+        (Invocation(prompt="x", task="image", params={"image": {"stepps": 3}}), "no field 'stepps'"),
+    ],
+)
+def test_what_makes_no_picture_is_refused(typed: Invocation, message: str) -> None:
+    with pytest.raises(OmniError, match=message):
+        build_request(IMAGE, typed)
+
+
+@pytest.mark.parametrize("option", ["n", "size", "steps", "guidance", "negative_prompt"])
+def test_options_of_pictures_are_for_tasks_that_make_some(option: str) -> None:
+    given: dict[str, Any] = {option: 1}
+    with pytest.raises(OmniError, match=f"--{option.replace('_', '-')} has no effect"):
+        build_request(DEMO, Invocation(prompt="x", task="chat", **given))

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -48,12 +49,44 @@ def test_a_failure_is_one_line_behind_the_workers_own() -> None:
         (("hello", "--output", "x.wav"), "answers in text only"),
         (("hello", "--output", "no/such/folder/x.wav"), "there is no folder 'no/such/folder'"),
         ((), "Give a prompt or a file"),
+        (("--model", "stub-image", "x", "-o", "x.gif"), "images are .png, .webp, .jpg, .jpeg files; not 'x.gif'"),
+        (("--model", "stub-voice", "x", "--steps", "3"), "--steps has no effect"),
     ],
 )
 def test_mistakes_are_found_before_anything_starts(arguments: tuple[str, ...], message: str) -> None:
     done = run(*arguments)
     assert done.returncode in (1, 2)
     assert message in done.stderr
+
+
+@pytest.mark.deadline(60)
+def test_pictures_go_to_files_and_their_seeds_are_told(tmp_path: Path) -> None:
+    target = tmp_path / "seven.png"
+    common = ("--model", "stub-image", "a seven", "--task", "image", "--steps", "3", "--size", "64x32")
+    done = run(*common, "-o", str(target), "--seed", "5", "-n", "2")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert [Image.open(tmp_path / f"seven-{place}.png").size for place in (0, 1)] == [(64, 32)] * 2
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["seven-0.png", "seven-1.png"]
+    assert f"{tmp_path}/seven-1.png: 64x32, seed 6" in done.stderr
+    done = run(*common, "-o", str(target.with_suffix(".webp")), "--seed", "6", "--json")
+    answer = json.loads(done.stdout)
+    assert answer["images"] == [{"file": str(target.with_suffix(".webp")), "width": 64, "height": 32, "seed": 6}]
+    assert answer["usage"]["image"]["steps"] == 3
+    assert Image.open(target.with_suffix(".webp")).format == "WEBP"
+
+
+@pytest.mark.deadline(60)
+def test_a_picture_is_edited_under_a_mask(tmp_path: Path) -> None:
+    picture, mask, edited = (tmp_path / f"{name}.png" for name in ("picture", "mask", "edited"))
+    Image.new("RGB", (64, 64), (90, 90, 90)).save(picture)
+    half = Image.new("RGBA", (64, 64), (0, 0, 0, 255))
+    half.paste((0, 0, 0, 0), (0, 0, 32, 64))
+    half.save(mask)
+    asked = ("--model", "stub-image", "night", "--image", str(picture), "--mask", str(mask), "-o", str(edited))
+    done = run(*asked, "--steps", "2")
+    assert done.returncode == 0, done.stderr
+    kept = Image.open(edited).convert("RGB").crop((32, 0, 64, 64))
+    assert kept.getcolors() == [(32 * 64, (90, 90, 90))]
 
 
 @pytest.mark.weights

@@ -21,7 +21,7 @@ from omni_actors.pipelines.factory import resolve
 from omni_actors.protocol.params import Constraint, Prompt, Speech, Transcription
 from omni_actors.protocol.request import Completed, MediaChunk, TextDelta
 
-VERBS = ("chat", "complete", "speak", "transcribe", "run")
+VERBS = ("chat", "complete", "speak", "transcribe", "images", "run")
 
 
 @pytest.fixture(scope="module")

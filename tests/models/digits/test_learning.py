@@ -28,7 +28,7 @@ from omni_actors.protocol.params import ImageGeneration
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.diffusion.cursor import Cursor
 
-SHORT = Recipe(steps=20, batch=8, templates=TEMPLATES[:2])
+SHORT = Recipe(steps=10, batch=4, templates=TEMPLATES[:2])
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def learnt(demo_weights: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
     folder = tmp_path_factory.mktemp("learnt")
     (folder / "llm").symlink_to(demo_weights / "llm")
     losses: list[float] = []
-    recipe = Recipe(steps=200, batch=32, templates=TEMPLATES[:6])
+    recipe = Recipe(steps=200, batch=16, templates=TEMPLATES[:6])
     train(demo_weights / "llm", folder / "digits", recipe, told=lambda step, loss: losses.append(loss))
     return folder / "digits", losses
 
@@ -69,19 +69,19 @@ def test_the_loss_falls(learnt: tuple[Path, list[float]]) -> None:
 def test_an_interrupted_training_ends_with_the_same_weights(
     demo_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training, "KEEP_EVERY", 8)
+    monkeypatch.setattr(training, "KEEP_EVERY", 4)
     state, seen = tmp_path / "state", list[int]()
 
     def interrupted(step: int, loss: float) -> None:
         seen.append(step)
-        if step == 11:
+        if step == 6:
             raise KeyboardInterrupt
 
     train(demo_weights / "llm", tmp_path / "whole", SHORT)
     with pytest.raises(KeyboardInterrupt):
         train(demo_weights / "llm", tmp_path / "broken", SHORT, state=state, told=interrupted)
     train(demo_weights / "llm", tmp_path / "broken", SHORT, state=state, told=lambda step, loss: seen.append(step))
-    assert seen == [*range(1, 12), *range(9, 21)]
+    assert seen == [*range(1, 7), *range(5, 11)]
     whole, broken = (
         load_file(tmp_path / name / "transformer/diffusion_pytorch_model.safetensors") for name in ("whole", "broken")
     )
@@ -96,7 +96,7 @@ def test_a_state_that_cannot_be_read_or_is_of_another_recipe_is_not_continued(
     made.advance()
     made.keep(tmp_path)
     assert Training(texts, SHORT).restore(tmp_path)
-    assert not Training(texts, Recipe(seed=1, steps=20, batch=8, templates=SHORT.templates)).restore(tmp_path)
+    assert not Training(texts, Recipe(seed=1, steps=10, batch=4, templates=SHORT.templates)).restore(tmp_path)
     os.truncate(tmp_path / "state.pt", 1000)
     assert not Training(texts, SHORT).restore(tmp_path)
 

@@ -11,7 +11,7 @@ from omni_actors.pipelines.declaration import Task
 from omni_actors.pipelines.plan import Plan
 from omni_actors.pipelines.subgraph import subgraph
 from omni_actors.protocol.errors import OmniError, invalid_request
-from omni_actors.protocol.params import SECTIONS, Prompt, Sampling, Speech, Transcription
+from omni_actors.protocol.params import SECTIONS, ImageGeneration, Prompt, Sampling, Speech, Transcription
 from omni_actors.protocol.request import MediaRef, Request
 
 SPEECH = "speech"
@@ -23,8 +23,9 @@ class Invocation:
     """One request as typed. ``None`` stands for an option that was not given; ``params`` are sections in plain
     builtins.
 
-    The request's media are its images, its videos and its audio, in this order. ``use_audio_in_video`` makes the
-    videos' sound part of the prompt.
+    The request's media are its images, the mask of an edit, its videos and its audio, in this order.
+    ``use_audio_in_video`` makes the videos' sound part of the prompt. ``n`` to ``negative_prompt`` are of pictures to
+    make; ``format`` is the format of their files.
     """
 
     prompt: str | None = None
@@ -42,12 +43,19 @@ class Invocation:
     max_tokens: int | None = None
     temperature: float | None = None
     seed: int | None = None
+    mask: bool = False
+    n: int | None = None
+    size: tuple[int, int] | None = None
+    steps: int | None = None
+    guidance: float | None = None
+    negative_prompt: str | None = None
+    format: str = "png"
     params: dict[str, Any] = field(default_factory=dict)
 
     @property
     def media(self) -> tuple[str, ...]:
         """The modalities of the media, in order."""
-        return ("image",) * self.images + ("video",) * self.videos + ("audio",) * self.audio
+        return ("image",) * (self.images + self.mask) + ("video",) * self.videos + ("audio",) * self.audio
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -98,9 +106,29 @@ def build_request(plan: Plan, it: Invocation, media: tuple[MediaRef, ...] = ()) 
         # Where a stage samples an answer too, it is that answer that the option bounds.
         most = None if "sampling" in sections else it.max_tokens
         params["transcription"] = Transcription(language=it.language, max_tokens=most)
+    if "image" in sections:
+        params["image"] = _image(it)
     for name, given in it.params.items():
         params[name] = _section(it, name, params.get(name), given)
     return Request(task=task.name, inputs=inputs, outputs=outputs, params=params, media=media)
+
+
+def _image(it: Invocation) -> ImageGeneration:
+    width, height = it.size or (None, None)
+    return ImageGeneration(
+        prompt=it.prompt,
+        negative_prompt=it.negative_prompt,
+        n=it.n or 1,
+        width=width,
+        height=height,
+        steps=it.steps,
+        guidance=it.guidance,
+        seed=it.seed,
+        pictures=it.images,
+        mask=it.mask,
+        progress=True,
+        format=it.format,
+    )
 
 
 def _section(it: Invocation, name: str, typed: Any, given: Any) -> Any:
@@ -136,6 +164,11 @@ def _messages(it: Invocation) -> list[dict[str, Any]]:
     return messages
 
 
+def keeps_alpha(plan: Plan, it: Invocation) -> bool:
+    """Return whether pictures keep their transparency: pictures to edit do, and pictures to look at lie on white."""
+    return "image" in choose_task(plan, it).outputs
+
+
 def clip_rate(plan: Plan, it: Invocation) -> int | None:
     """Return the rate in Hz to which the audio is decoded: the model's own if the voice is to be cloned."""
     return plan.sample_rate if choose_task(plan, it).name == SPEECH else None
@@ -146,11 +179,13 @@ def _check_read(it: Invocation, plan: Plan, task: Task, sections: set[str]) -> N
     section ``speech`` the model must honour it."""
     spoken = set(filter(plan.pipeline.honours, Speech.__struct_fields__)) if "speech" in sections else set()
     chosen = "sampling" in sections
+    drawn = "image" in sections
     read = {
         "system": "prompt" in sections,
         "max_tokens": chosen or "max_tokens" in spoken or "transcription" in sections,
         "temperature": chosen or "temperature" in spoken,
-        "seed": chosen or "seed" in spoken,
+        "seed": chosen or drawn or "seed" in spoken,
+        **dict.fromkeys(("n", "size", "steps", "guidance", "negative_prompt"), drawn),
         "voice": "voice" in spoken,
         "speed": "speed" in spoken,
         "instructions": "instructions" in spoken,
@@ -158,6 +193,8 @@ def _check_read(it: Invocation, plan: Plan, task: Task, sections: set[str]) -> N
     }
     if it.use_audio_in_video and not it.videos:
         raise _unread("--use-audio-in-video", task, "use_audio_in_video")
+    if it.mask and not (drawn and it.images):
+        raise invalid_request("--mask needs --image, and a task that edits pictures.", "mask")
     for name, is_read in read.items():
         if getattr(it, name) is not None and not is_read:
             raise _unread(f"--{name.replace('_', '-')}", task, name)

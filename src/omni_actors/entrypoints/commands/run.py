@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from contextlib import AsyncExitStack
@@ -23,15 +24,19 @@ from omni_actors.entrypoints.commands.deployment import (
     ready_plan,
 )
 from omni_actors.entrypoints.commands.files import OutputFile
-from omni_actors.entrypoints.commands.invocation import Invocation, build_request, clip_rate
+from omni_actors.entrypoints.commands.invocation import Invocation, build_request, clip_rate, keeps_alpha
+from omni_actors.entrypoints.commands.steps_bar import steps_bar
 from omni_actors.media.questions import How
 from omni_actors.pipelines.plan import Plan
 from omni_actors.pipelines.subgraph import restricted, subgraph
 from omni_actors.protocol.errors import invalid_request
-from omni_actors.protocol.request import Completed, MediaChunk, Request, TextDelta
+from omni_actors.protocol.request import Completed, MediaChunk, MediaRef, Request, StepProgress, TextDelta
 from omni_actors.telemetry import logs
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+_PICTURES = {".png": "png", ".webp": "webp", ".jpg": "jpeg", ".jpeg": "jpeg"}
+"""Suffix → format of a picture's file."""
 
 
 @dataclass(slots=True)
@@ -43,6 +48,7 @@ class Outcome:
     finish_reason: str | None = None
     audio_file: str | None = None
     audio_s: float = 0.0
+    images: list[dict[str, Any]] = field(default_factory=list)
     first_text_s: float | None = None
     first_audio_s: float | None = None
     total_s: float = 0.0
@@ -56,10 +62,20 @@ class Outcome:
         return {"text": "".join(self.text), **found}
 
 
+def _size(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    found = re.fullmatch(r"([0-9]{1,6})x([0-9]{1,6})", value)
+    if found is None:
+        raise click.BadParameter(f"{value!r} is not WIDTHxHEIGHT, such as 512x768")
+    return int(found[1]), int(found[2])
+
+
 @click.command("run", context_settings={"show_default": True})
 @click.argument("prompt", required=False)
 @click.option("--model", help="Pipeline, folder or public name of the model.  [default: the demo]", show_default=False)
-@click.option("--image", "images", type=_FILE, multiple=True, help="Image for the prompt. Repeatable.")
+@click.option("--image", "images", type=_FILE, multiple=True, help="Image for the prompt, or to edit. Repeatable.")
+@click.option("--mask", type=_FILE, help="Image whose transparent pixels are the part of --image to be edited.")
 @click.option("--video", "videos", type=_FILE, multiple=True, help="Video for the prompt. Repeatable.")
 @click.option("--use-audio-in-video", is_flag=True, help="Use the sound of the videos too.")
 @click.option(
@@ -68,13 +84,24 @@ class Outcome:
     help="Audio for the prompt, in any format. For the task speech, a clip of the voice to speak with.",
 )
 @click.option(
-    "--task", help="Task: chat, completion, speech, transcription, …  [default: the first that fits the input]"
+    "--task",
+    help="Task: chat, completion, speech, transcription, image, …  [default: the first that fits the input]",
 )
 @click.option(
     "--modalities",
     help="Modalities of the answer: text, audio, or text,audio.  [default: text, if the task gives text]",
 )
-@click.option("--output", type=OutputFile(), help="Audio file to write; its suffix names the format.")
+@click.option(
+    "--output",
+    "-o",
+    type=OutputFile(),
+    help="Audio or image file to write; its suffix names the format. Several images are numbered.",
+)
+@click.option("-n", "n", type=click.IntRange(1, 64), help="How many images to make.  [default: 1]", show_default=False)
+@click.option("--size", callback=_size, metavar="WIDTHxHEIGHT", help="Size of the image in pixels.")
+@click.option("--steps", type=click.IntRange(min=1), help="Denoising steps of the image.")
+@click.option("--guidance", type=click.FloatRange(0.0, 1000.0), help="Guidance scale of the image.")
+@click.option("--negative-prompt", help="What the image is not to show.")
 @click.option("--system", help="System message.")
 @click.option("--voice", help="Voice of the answer.")
 @click.option("--speed", type=click.FloatRange(0.25, 4.0), help="Speed of the spoken answer; 1 is normal.")
@@ -101,6 +128,7 @@ def run(
     deployment: Deployment,
     prompt: str | None,
     images: tuple[Path, ...],
+    mask: Path | None,
     videos: tuple[Path, ...],
     audio: Path | None,
     modalities: str | None,
@@ -114,8 +142,8 @@ def run(
 
     Only the stages that the request needs are started.
 
-    PROMPT is the text to answer or to speak; '-' reads the text from standard input. Text is printed as it comes; audio
-    goes to a file, 'answer.wav' by default.
+    PROMPT is the text to answer, to speak or to draw; '-' reads the text from standard input. Text is printed as it
+    comes; audio goes to a file, 'answer.wav' by default, and an image to 'image.png'.
 
     \b
     omni-actors run "What is the capital of France?"
@@ -124,6 +152,7 @@ def run(
     omni-actors run --model ./Qwen2.5-Omni-3B "What happens here?" --image cat.jpg --video street.mp4
     omni-actors run --audio meeting.mp3 --task transcription
     omni-actors run "Good morning." --task speech --output morning.flac
+    omni-actors run "a seven" --task image -o seven.png
     omni-actors run --model ./SmolLM2-135M-Instruct "Hello" --max-tokens 40 --json
     """
     logs.configure(log_level)
@@ -132,22 +161,36 @@ def run(
         images=len(images),
         videos=len(videos),
         audio=audio is not None,
+        mask=mask is not None,
+        format=_PICTURES.get(output.suffix.lower(), "png") if output is not None else "png",
         modalities=tuple(part.strip() for part in modalities.split(",")) if modalities else (),
         params=_sections(params),
         **others,
     )
     plan = ready_plan(deployment)
     request = build_request(plan, invocation)
-    if output is not None and "audio" not in request.outputs:
-        raise invalid_request("--output has no effect: this request answers in text only.", "modalities")
+    target = _target(output, request)
     plan = restricted(plan, subgraph(plan, request.task, request.inputs, request.outputs))
-    target = output or Path("answer.wav")
-    files = (*images, *videos, *([audio] if audio is not None else []))
+    files = (*images, *([mask] if mask is not None else []), *videos, *([audio] if audio is not None else []))
     outcome = trio.run(_answer, plan, invocation, files, target, not as_json, log_level.upper())
     if as_json:
         click.echo(json.dumps(outcome.as_builtins()))
     elif outcome.audio_file:
         click.echo(f"{outcome.audio_file}: {outcome.audio_s:.2f} s of audio", err=True)
+    else:
+        for image in outcome.images:
+            click.echo(f"{image['file']}: {image['width']}x{image['height']}, seed {image['seed']}", err=True)
+
+
+def _target(output: Path | None, request: Request) -> Path:
+    """Return the file to write. Raises 400 for a file that nothing would be written to, or not in its format."""
+    if output is None:
+        return Path("image.png" if "image" in request.outputs else "answer.wav")
+    if not {"audio", "image"} & set(request.outputs):
+        raise invalid_request("--output has no effect: this request answers in text only.", "modalities")
+    if "image" in request.outputs and output.suffix.lower() not in _PICTURES:
+        raise invalid_request(f"--output: images are {', '.join(_PICTURES)} files; not '{output.name}'.", "output")
+    return output
 
 
 async def _answer(
@@ -158,11 +201,17 @@ async def _answer(
     console = Console(stderr=True)
     with console.status(f"starting {plan.served_model_name}") as status:
         async with open_omni(plan, log_level=log_level) as omni:
-            media = []
-            how = How(sound=invocation.use_audio_in_video, rate=clip_rate(plan, invocation))
-            for file, modality in zip(files, invocation.media, strict=True):
+            media: list[MediaRef] = []
+            usual = How(
+                sound=invocation.use_audio_in_video,
+                rate=clip_rate(plan, invocation),
+                alpha=keeps_alpha(plan, invocation),
+            )
+            for place, (file, modality) in enumerate(zip(files, invocation.media, strict=True)):
                 status.update(f"decoding {file}")
                 data = await trio.Path(file).read_bytes()
+                masks = invocation.mask and place == invocation.images
+                how = How(mask_of=(media[0].width, media[0].height)) if masks else usual
                 ref = await omni.media.decode(data, modality=modality, filename=file.name, how=how, param=file.name)
                 media.append(ref)
             status.stop()
@@ -172,7 +221,9 @@ async def _answer(
 async def _receive(omni: Any, request: Request, target: Path, show: bool) -> Outcome:
     outcome = Outcome()
     encoded: list[bytes] = []
+    pictures: dict[int, MediaChunk] = {}
     async with AsyncExitStack() as stack:
+        bar = stack.enter_context(steps_bar(request, show))
         stream = await stack.enter_async_context(omni.open(request))
         encoder: Any = None
         async for event in stream:
@@ -182,6 +233,11 @@ async def _receive(omni: Any, request: Request, target: Path, show: bool) -> Out
                 outcome.finish_reason = event.finish_reason or outcome.finish_reason
                 if show:
                     click.echo(event.text, nl=False)
+            elif isinstance(event, StepProgress):
+                bar.done(event)
+            elif isinstance(event, MediaChunk) and event.modality == "image":
+                if not event.meta.get("preview"):
+                    pictures[event.meta["index"]] = event
             elif isinstance(event, MediaChunk):
                 rate, channels = event.meta["sample_rate"], event.meta["channels"]
                 if encoder is None:
@@ -200,6 +256,11 @@ async def _receive(omni: Any, request: Request, target: Path, show: bool) -> Out
         # Written when the request is complete: the file is whole or absent.
         await trio.Path(target).write_bytes(b"".join(encoded))
         outcome.audio_file = str(target)
+    for index, picture in sorted(pictures.items()):
+        file = target if len(pictures) == 1 else target.with_stem(f"{target.stem}-{index}")
+        await trio.Path(file).write_bytes(picture.data)
+        meta = picture.meta
+        outcome.images.append({"file": str(file), **{name: meta[name] for name in ("width", "height", "seed")}})
     return outcome
 
 

@@ -24,7 +24,7 @@ from omni_actors.pipelines.subgraph import subgraph
 from omni_actors.protocol.errors import deadline_exceeded, invalid_request
 from omni_actors.protocol.languages import chosen_language
 from omni_actors.protocol.params import Prompt, Sampling, Speech, Transcription
-from omni_actors.protocol.request import MAX_PRIORITY, MediaRef, Request
+from omni_actors.protocol.request import MAX_PRIORITY, MediaChunk, MediaRef, Request, StepProgress
 
 Timestamps = Literal["none", "segment", "word"]
 
@@ -56,6 +56,15 @@ class Call(ABC):
     """One call of a verb, with its arguments."""
 
     terms: Terms
+
+    @property
+    def watcher(self) -> Callable[[StepProgress | MediaChunk], None] | None:
+        """The function that is told of the request's steps and previews, if the caller gave one."""
+        return None
+
+    def streamed(self) -> Call:
+        """Return the call for a caller who receives its events. Raises 400 for an argument that has no place there."""
+        return self
 
     @abstractmethod
     async def request(self, plan: Plan, media: MediaService, kept: list[MediaRef]) -> Request:

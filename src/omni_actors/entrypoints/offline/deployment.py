@@ -88,7 +88,7 @@ class AsyncOmni(Verbs[Coroutine[Any, Any, Output]], Batches[Coroutine[Any, Any, 
 
     async def _ask(self, call: Call) -> Output:
         async with prepared(call, self.plan, self.media) as request, self.open(request) as stream:
-            return await collect(stream)
+            return await collect(stream, call.watcher)
 
     async def _ask_all(self, batch: Batch) -> list[Output]:
         calls, on_done = batch.calls(), batch.on_done
@@ -137,7 +137,7 @@ class Streams(Verbs[AbstractAsyncContextManager[RequestStream]]):
     @asynccontextmanager
     async def _ask(self, call: Call) -> AsyncIterator[RequestStream]:
         omni = self._omni
-        async with prepared(call, omni.plan, omni.media) as request, omni.open(request) as stream:
+        async with prepared(call.streamed(), omni.plan, omni.media) as request, omni.open(request) as stream:
             yield stream
 
 

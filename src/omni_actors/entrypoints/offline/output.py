@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable
+from collections.abc import AsyncIterable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from omni_actors.media.wav import wav_header
-from omni_actors.protocol.request import Completed, Event, MediaChunk, TextDelta, TokenLogprob, Usage
+from omni_actors.protocol.request import Completed, Event, MediaChunk, StepProgress, TextDelta, TokenLogprob, Usage
 
 
 @dataclass(slots=True)
@@ -18,6 +18,33 @@ class Choice:
     token_ids: list[int] = field(default_factory=list)
     finish_reason: str | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A picture that a request made.
+
+    Args:
+        data: The bytes of the file.
+        format: The file's format: ``png``, ``webp`` or ``jpeg``.
+        width: The width in pixels.
+        height: The height in pixels.
+        seed: The seed with which the same request makes this picture again, alone.
+        index: The picture's place among the pictures of the request.
+    """
+
+    data: bytes
+    format: str
+    width: int
+    height: int
+    seed: int
+    index: int = 0
+
+    @classmethod
+    def of(cls, chunk: MediaChunk) -> Picture:
+        """Return the picture, or the preview, of an event."""
+        meta = chunk.meta
+        return cls(chunk.data, meta["format"], meta["width"], meta["height"], meta["seed"], meta["index"])
 
 
 @dataclass(slots=True)
@@ -34,7 +61,8 @@ class Output:
     ``choices`` are the texts, one for each of ``n``. ``pcm`` is little-endian signed 16-bit audio at ``sample_rate`` Hz
     with ``channels`` interleaved channels. ``segments`` and ``words`` are the timed parts of a transcription with
     timestamps (dictionaries with ``text`` or ``word``, ``start`` and ``end`` in seconds); ``language`` is the language
-    that the recogniser found. ``usage`` maps a stage's name to the stage's consumption and production.
+    that the recogniser found. ``images`` are the pictures in the order of their indexes. ``usage`` maps a stage's name
+    to the stage's consumption and production.
     """
 
     choices: list[Choice]
@@ -45,6 +73,7 @@ class Output:
     words: list[dict[str, Any]] = field(default_factory=list)
     language: str | None = None
     usage: dict[str, Usage] = field(default_factory=dict)
+    images: list[Picture] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -56,7 +85,9 @@ class Output:
         return wav_header(self.sample_rate, self.channels, len(self.pcm)) + self.pcm
 
 
-async def collect(events: AsyncIterable[Event]) -> Output:
+async def collect(
+    events: AsyncIterable[Event], watcher: Callable[[StepProgress | MediaChunk], None] | None = None
+) -> Output:
     """Receive a request's events up to the last one and return the whole output.
 
     >>> import trio
@@ -71,6 +102,7 @@ async def collect(events: AsyncIterable[Event]) -> Output:
 
     Args:
         events: The events, such as a request's stream.
+        watcher: A function that is told of each step of a picture and of each preview.
 
     Returns:
         The whole output.
@@ -94,6 +126,14 @@ async def collect(events: AsyncIterable[Event]) -> Output:
                     output.segments += event.meta.get("segments", ())
                     output.words += event.meta.get("words", ())
                     output.language = event.meta.get("language") or output.language
+            case StepProgress():
+                if watcher is not None:
+                    watcher(event)
+            case MediaChunk(modality="image"):
+                if not event.meta.get("preview"):
+                    output.images.append(Picture.of(event))
+                elif watcher is not None:
+                    watcher(event)
             case MediaChunk():
                 pcm += event.data
                 output.sample_rate = event.meta["sample_rate"]
@@ -101,4 +141,5 @@ async def collect(events: AsyncIterable[Event]) -> Output:
             case Completed():
                 output.usage = event.usage
     output.pcm = bytes(pcm)
+    output.images.sort(key=lambda picture: picture.index)
     return output

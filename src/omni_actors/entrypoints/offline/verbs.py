@@ -24,6 +24,7 @@ from omni_actors.entrypoints.offline.calls import (
     TranscriptionCall,
 )
 from omni_actors.entrypoints.offline.output import Output
+from omni_actors.entrypoints.offline.pictures import ImagesCall, Size, Source, Watcher
 from omni_actors.entrypoints.offline.prompts import Messages
 from omni_actors.protocol.params import Sampling
 from omni_actors.protocol.request import Request
@@ -202,6 +203,72 @@ class Verbs(ABC, Generic[R]):
         terms = Terms(deadline_s, priority, id)
         return self._ask(
             TranscriptionCall(terms, audio, language, prompt, temperature, timestamps, translate, max_tokens)
+        )
+
+    def images(
+        self,
+        prompt: str,
+        *,
+        n: int = 1,
+        size: Size | None = None,
+        steps: int | None = None,
+        guidance: float | None = None,
+        seed: int | None = None,
+        format: str = "png",
+        pictures: Sequence[Source] | Source = (),
+        mask: Source | None = None,
+        previews: int = 0,
+        on_event: Watcher | None = None,
+        deadline_s: float | None = None,
+        priority: int = 0,
+        id: str | None = None,
+        **fields: Any,
+    ) -> R:
+        """Make pictures from a text, or edit pictures.
+
+        Args:
+            prompt: What the pictures show, or what is to be changed.
+            n: How many pictures to make. Picture ``i`` is made from ``seed + i``.
+            size: Width and height in pixels, as ``"512x768"`` or as a pair; by default the model's own size.
+            steps: Number of denoising steps; by default the model's own.
+            guidance: Guidance scale; by default the model's own.
+            seed: The same seed makes the same pictures; by default one is drawn.
+            format: ``png``, ``webp`` or ``jpeg``.
+            pictures: Pictures to edit (each the bytes of a file, or its path), for models that can.
+            mask: A picture whose transparent pixels are the part of the first picture to be changed.
+            previews: Make a preview after every so many steps; 0 for none.
+            on_event: Called in the deployment's thread with a :class:`~omni_actors.protocol.request.StepProgress` after
+                each step, and with each preview (a :class:`~omni_actors.protocol.request.MediaChunk`). A stream gives
+                these events itself.
+            deadline_s: Seconds for the whole request.
+            priority: The lower, the earlier the request is admitted, and the earlier its steps are made.
+            id: A label for the logs.
+            fields: Further fields that only some models honour: ``negative_prompt``, ``true_guidance``, ``strength``,
+                ``layers``, ``loras``, ``cache``, ``compression`` and ``background``. A field that the model does not
+                honour is refused by name.
+
+        Returns:
+            The output with the pictures in ``images``.
+
+        Raises:
+            OmniError: See :class:`Verbs`, also for cancellation.
+        """
+        return self._ask(
+            ImagesCall(
+                Terms(deadline_s, priority, id),
+                prompt,
+                n,
+                size,
+                steps,
+                guidance,
+                seed,
+                format,
+                pictures,
+                mask,
+                previews,
+                on_event,
+                fields,
+            )
         )
 
     def run(self, request: Request) -> R:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +34,14 @@ class Digits(StableDiffusion3):
     default_steps = 20
     default_guidance = 3.0
 
-    def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
-        progress("loading the weights", None)
-        folder = Path(self.hello.model or "")
-        self.pipe = load_pipe(folder, self.dtype)
-        self.pipe.to(self.device)
-        progress("loading the text encoder", None)
-        self._encoder = PromptEncoder(folder / self.hello.options["text_encoder"], self.device)
+    def load_pipe(self) -> Any:
+        pipe = load_pipe(Path(self.hello.model or ""), self.dtype)
+        return pipe.to(self.device)
+
+    def prepare(self) -> None:
+        folder = Path(self.hello.model or "", self.hello.options["text_encoder"])
+        self._encoder = PromptEncoder(folder, self.device)
         self._known: ByteCache[str, Embeddings] = ByteCache(self.hello.options["prompt_cache_bytes"])
-        self.prepare()
-        progress("warming up", None)
-        self.prove()
-        return self.facts()
 
     @property
     def default_size(self) -> tuple[int, int]:
@@ -54,6 +50,10 @@ class Digits(StableDiffusion3):
     @property
     def multiple(self) -> int:
         return SIDE
+
+    @property
+    def max_side(self) -> int | None:
+        return None  # a larger picture has the same latents
 
     @property
     def max_pixels(self) -> int:
