@@ -13,9 +13,9 @@ from omni_actors.entrypoints.openai.images.chat_request import ImageChatRequest
 from omni_actors.entrypoints.openai.images.schemas import GenerationRequest
 
 HOSTILE = [
-    *("-1", "0", "1", "0.5", "1e400", "NaN", "18446744073709551616", "9223372036854775807"),
-    *('""', r'"\u0000"', r'"\ud800"', '"../../etc/passwd"', '"%s{0}"', '"{"', '"1x1"'),
-    *("true", "null", "[]", "{}", "[null]", '["a"]', '{"a":1}', '{"name":null}', '[{"name":""}]', "[[[[]]]]"),
+    *("-1", "0", "0.5", "1e400", "18446744073709551616"),
+    *('""', r'"\u0000"', r'"\ud800"', '"{"', '"1x1"'),
+    *("true", "null", "[null]", '["a"]', '{"a":1}', '[{"name":""}]'),
 ]
 
 BODIES: dict[str, tuple[str, type[msgspec.Struct], str]] = {
