@@ -47,6 +47,8 @@ def _decode(modality: str, decoder_thread: DecoderThread, data: bytes) -> None:
     how = How(
         rate=dice.choice((None, 24_000)) if modality == "audio" else None,
         within=dice.choice((None, 16)) if modality == "image" else None,
+        alpha=modality == "image" and dice.random() < 0.5,
+        mask_of=dice.choice((None, None, (8, 8), (24, 32))) if modality == "image" else None,
         sound=modality == "video" and dice.random() < 0.5,
     )
     decoding = Decoding(modality, how, LIMITS, LIMITS.max_seconds, lambda nbytes: None, decoder_thread, "file")
@@ -57,16 +59,17 @@ def _decode(modality: str, decoder_thread: DecoderThread, data: bytes) -> None:
             while True:
                 next(work)
         except StopIteration as done:
-            _check(done.value)
+            _check(done.value, how)
 
 
-def _check(made: Clip | Picture | Video) -> None:
+def _check(made: Clip | Picture | Video, how: How) -> None:
     if isinstance(made, Clip):
         assert 0 < made.seconds <= LIMITS.max_seconds
         assert made.samples.dtype == np.float32
         assert np.abs(made.samples).max() <= 1.0  # NaN fails too
     elif isinstance(made, Picture):
         assert made.pixels.ndim == 3
+        assert made.pixels.shape[2] == (4 if how.alpha or how.mask_of else 3)
         assert 0 < made.pixels.shape[0] * made.pixels.shape[1] <= LIMITS.max_image_pixels
 
 
@@ -83,6 +86,10 @@ def _images() -> Sequence[bytes]:
     made += [png(noise(8, 8), "P"), png(noise(8, 8), "LA"), encoded(picture, "JPEG", progressive=True)]
     exif = Image.Exif()
     exif[0x0112] = 6
+    clear = np.dstack([noise(8, 8), np.arange(64, dtype=np.uint8).reshape(8, 8)])
+    deep = Image.fromarray(np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000)
+    made += [png(clear), png(clear, "P"), encoded(Image.fromarray(clear), "WEBP", lossless=True)]
+    made += [encoded(deep, "PNG", transparency=3000)]
     return [*made, encoded(picture, "JPEG", exif=exif), endless_jpeg(16, 4)]
 
 

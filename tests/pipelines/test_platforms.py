@@ -203,6 +203,17 @@ def test_the_media_process_is_on_the_cpu_unless_it_is_told_otherwise() -> None:
     assert origin(plan, "stages.media.platform")[0] == "declaration"
 
 
+def test_pictures_are_written_on_the_cpu_by_one_thread_wherever_they_are_made() -> None:
+    plan = resolve("stub-image", platform="slide")
+    assert {stage.name: stage.platform for stage in plan.stages} == {
+        "image": "slide",
+        "pictures": "cpu",
+        "media": "cpu",
+    }
+    assert (plan.stage("pictures").threads, plan.stage("image").threads) == (1, 4)
+    assert origin(plan, "stages.pictures.platform")[0] == "declaration"
+
+
 def test_the_first_half_of_a_split_stage_may_be_on_another_platform() -> None:
     plan = resolve("causal-lm", platform="cpu", overrides=["stages.llm.prefill.platform=abacus"])
     first, second = plan.stages[0], plan.stages[1]

@@ -97,6 +97,7 @@ ENGINE_COUNTERS: Mapping[str, str] = {
     "preview_files_total": "Previews that were written to a file.",
     "replaced_previews_total": "Previews that were dropped for a newer preview or the finished picture.",
     "file_bytes_total": "Bytes of the files of pictures and previews.",
+    "abandoned_calls_total": "Files whose writing had begun in a thread when their request was over.",
 }
 """Name → HELP text."""
 

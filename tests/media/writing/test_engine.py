@@ -211,6 +211,7 @@ def test_a_request_that_is_over_stops_its_calls_and_leaves_nothing(gate: Gate) -
     for key in range(3):
         harness.abort(key)
     assert harness.engine.counters()["pictures_writing"] == 1, "a running call ends by itself"
+    assert harness.engine.counters()["abandoned_calls_total"] == 1
     gate.open.set()
     harness.assert_empty()
     assert gate.calls - 2 <= 1, "calls that had not begun never do"

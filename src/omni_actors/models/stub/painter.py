@@ -109,6 +109,8 @@ class Painter(Engine):
             "multiple": MULTIPLE,
             "max_pixels": self._options.get("max_pixels", 4096 * 4096),
             "steps": self._options.get("steps", 8),
+            "max_steps": self._options.get("max_steps", 1000),
+            "alpha": True,
             "guidance": GUIDANCE,
             "step_batched": True,
         }

@@ -40,6 +40,7 @@ from omni_actors.worker.memory import trim_heap
 PORT = "pixels"
 PIECE = 4 << 20
 """Bytes of one chunk of a picture's file, at most. A preview is one chunk."""
+_TOTALS = ("files", "preview_files", "replaced_previews", "file_bytes", "abandoned_calls", "failures")
 _TURN_S = 0.002
 """Seconds that a step waits for a thread when nothing else is to be done."""
 _SPECS = {"pixels": TensorSpec("uint8", (None, None, None))}
@@ -79,7 +80,7 @@ class PictureEngine(Engine):
         self._outgoing: deque[Picture] = deque()
         self._over: list[PictureRequest] = []
         self._oldest_next = False
-        self._totals = dict.fromkeys(("files", "preview_files", "replaced_previews", "file_bytes", "failures"), 0)
+        self._totals = dict.fromkeys(_TOTALS, 0)
 
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
         progress("checking the formats", None)
@@ -163,6 +164,7 @@ class PictureEngine(Engine):
             picture.request.live.discard(picture)
             if picture.call is not None and not picture.call.future.done():
                 self._left.append(picture)
+                self._totals["abandoned_calls"] += 1
 
     @property
     def runnable(self) -> bool:

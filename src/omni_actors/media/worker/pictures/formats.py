@@ -28,7 +28,7 @@ from omni_actors.protocol.params import ImageGeneration
 FORMATS = ("png", "webp", "jpeg")
 
 _MOST_SIDE = {"png": (1 << 31) - 1, "webp": 16_383, "jpeg": 65_535}
-_WORKING_BYTES = {"png": 0, "webp": 32, "jpeg": 12}
+_WORKING_BYTES = {"png": 0, "webp": 36, "jpeg": 12}
 """Bytes for each pixel that writing holds at once, beside the pixels: copies, tables, and the file. The file of a PNG
 is counted apart, by its channels."""
 _PREVIEW_QUALITY = 80
