@@ -259,7 +259,8 @@ class Closed:
 
 def closed_loop(it: Subject, concurrency: int, pictures: int) -> Closed:
     """Keep ``concurrency`` requests in the engine until ``pictures`` have ended."""
-    out, left, steps, shared = Out(it.clock), pictures, list[float](), list[float]()
+    out: Any = Out(it.clock)
+    left, steps, shared = pictures, list[float](), list[float]()
     begin = it.clock()
     # Requests begin at different steps, as those of clients do.
     waiting = [STEPS - place * STEPS // concurrency for place in range(concurrency)]
@@ -287,7 +288,7 @@ def forward_of(it: Subject, concurrency: int) -> Callable[[], Any]:
         kept.append((args, kwargs))
 
     hook = it.model.register_forward_pre_hook(keep, with_kwargs=True)
-    out = Out(it.clock)
+    out: Any = Out(it.clock)
     for _ in range(concurrency):
         it.admit(STEPS)
     count = it.counters()["picture_steps_total"]
@@ -351,7 +352,8 @@ def throughput(it: Subject, repeats: int, report: Report) -> None:
 
 def latencies(it: Subject, arrivals: Sequence[tuple[float, int]]) -> tuple[list[float], float]:
     """Return the latency of each arrival, and the pictures that shared a forward on average."""
-    out, before = Out(it.clock), it.counters()
+    out: Any = Out(it.clock)
+    before = it.counters()
     waiting, came = list(reversed(arrivals)), {}
     origin = it.clock()
     while waiting or it.engine.runnable:
@@ -401,15 +403,17 @@ LONG: dict[str, Any] = {"steps": 50, "width": 16}
 SHORT: dict[str, Any] = {"steps": 4}
 
 
-def finish(it: Subject, out: Out, key: int) -> float:
+def finish(it: Subject, out: Any, key: int) -> float:
     """Step until a request has ended, and return when it did."""
     while key not in out.ended:
         it.engine.step(out)
-    return out.ended[key]
+    ended: float = out.ended[key]
+    return ended
 
 
 def alone_s(it: Subject, image: dict[str, Any]) -> float:
-    out, begin = Out(it.clock), it.clock()
+    out: Any = Out(it.clock)
+    begin = it.clock()
     return finish(it, out, it.admit(**image)) - begin
 
 
@@ -419,7 +423,7 @@ def unlike(it: Subject, repeats: int, report: Report) -> None:
     for _ in range(repeats):
         solo["short"].append(alone_s(it, SHORT))
         solo["long"].append(alone_s(it, LONG))
-        out = Out(it.clock)
+        out: Any = Out(it.clock)
         long = it.admit(**LONG)
         for _ in range(10):
             begin = it.clock()
@@ -444,7 +448,8 @@ def unlike(it: Subject, repeats: int, report: Report) -> None:
 
 def closed_loop_of_short(it: Subject) -> float:
     """Return the seconds of a long picture beside one client that asks for one short picture after the other."""
-    out, begin = Out(it.clock), it.clock()
+    out: Any = Out(it.clock)
+    begin = it.clock()
     long = it.admit(**LONG)
     while long not in out.ended:
         if len(it.engine._table.requests) < 2:

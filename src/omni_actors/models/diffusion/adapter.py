@@ -315,6 +315,9 @@ class DiffusersAdapter(DiffusionAdapter):
         """Return further arguments of the scheduler's ``step``, such as ``generator`` and ``eta``."""
         return {}
 
+    def finite(self, cursor: Cursor) -> bool:
+        return bool(torch.isfinite(cursor.latents).all())
+
     # ---- pixels
 
     def clean(self, cursor: Cursor, prediction: torch.Tensor) -> torch.Tensor:
