@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -147,3 +149,34 @@ async def test_pictures_to_edit_and_their_mask_reach_the_model() -> None:
     wanted = base.copy()
     wanted[20:40, 10:50] = painted("a quiet sea", 5, 64, 64)[20:40, 10:50]
     assert np.array_equal(pixels_of(chunk.data), wanted)
+
+
+@pytest.mark.parametrize("moment", ["preview", "picture"])
+async def test_a_picture_is_delivered_once_although_its_writer_dies(moment: str) -> None:
+    slow = ("stages.image.options.step_s=0.02", "stages.pictures.options.slice_s=0.001")
+    async with deployment(*slow, "limits.restart_delay_s=0.05") as orchestrator:
+        request = asked(n=3, steps=3, previews=1, width=1024, height=1024)
+        chunks: list[MediaChunk] = []
+        killed = False
+        with trio.fail_after(60):
+            async with orchestrator.open(request) as stream:
+                async for event in stream:
+                    if not isinstance(event, MediaChunk):
+                        continue
+                    chunks.append(event)
+                    if not killed and ("preview" in event.meta) is (moment == "preview"):
+                        pid = orchestrator.pools["pictures"].replicas[0].pid
+                        assert pid is not None
+                        os.kill(pid, signal.SIGKILL)
+                        killed = True
+        assert killed
+        whole = [it for it in chunks if "preview" not in it.meta]
+        assert sorted(it.meta["index"] for it in whole) == [0, 1, 2]
+        for it in whole:
+            assert np.array_equal(pixels_of(it.data), painted("a quiet sea", it.meta["seed"], 1024, 1024))
+
+
+async def test_pictures_travel_by_tcp_too() -> None:
+    async with deployment("edges.pictures.pixels.connector=tcp") as orchestrator:
+        [chunk] = chunks_of(await events_of(orchestrator, asked(width=2048, height=2048)))
+    assert np.array_equal(pixels_of(chunk.data), painted("a quiet sea", 5, 2048, 2048))
