@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -55,6 +56,8 @@ class Case:
     """The least rows per forward among the eight."""
     negative: bool = True
     """Whether guidance takes a second branch."""
+    further: bool = False
+    """Whether the case is a further mode of an adapter: then it is compared among others only, without faults."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the stage."""
     scaled: tuple[str, int] | None = None
@@ -128,6 +131,11 @@ class Reference:
             trace.latents.append(values["latents"].detach().clone())
             return {}
 
+        def after_step(index: int, timestep: Any, latents: torch.Tensor) -> None:
+            trace.latents.append(latents.detach().clone())
+
+        newer = "callback_on_step_end" in inspect.signature(pipe.__call__).parameters
+        callback: dict[str, Any] = {"callback_on_step_end": at_end} if newer else {"callback": after_step}
         scheduler.step = recorded
         pipe.scheduler = scheduler
         with _scaled(self._case):
@@ -135,7 +143,7 @@ class Reference:
                 **self._case.arguments(order),
                 generator=torch.Generator("cpu").manual_seed(order.seed),
                 output_type="latent",
-                callback_on_step_end=at_end,
+                **callback,
             )
         return trace
 
