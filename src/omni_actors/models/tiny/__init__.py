@@ -30,6 +30,14 @@ FAMILIES: dict[str, str] = {
     "qwen3-tts-design": "omni_actors.models.tiny.qwen3_tts:VOICE_DESIGN",
     "qwen3-tts-base": "omni_actors.models.tiny.qwen3_tts:BASE",
     "sd3": "omni_actors.models.tiny.diffusion.sd3",
+    "flux": "omni_actors.models.tiny.diffusion.flux:DEV",
+    "flux-schnell": "omni_actors.models.tiny.diffusion.flux:SCHNELL",
+    "flux-kontext": "omni_actors.models.tiny.diffusion.flux:KONTEXT",
+    "flux2-klein": "omni_actors.models.tiny.diffusion.flux2",
+    "stable-diffusion": "omni_actors.models.tiny.diffusion.stable_diffusion:BASE",
+    "stable-diffusion-inpaint": "omni_actors.models.tiny.diffusion.stable_diffusion:INPAINT",
+    "stable-diffusion-xl": "omni_actors.models.tiny.diffusion.stable_diffusion:XL",
+    "pixart-sigma": "omni_actors.models.tiny.diffusion.pixart",
 }
 
 
