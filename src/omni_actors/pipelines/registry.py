@@ -59,6 +59,7 @@ BUILTINS = {
     "stable-diffusion-xl-apart": "omni_actors.models.stable_diffusion.pipeline:XL_APART",
     "pixart-sigma": "omni_actors.models.pixart.pipeline:PIPELINE",
     "pixart-sigma-apart": "omni_actors.models.pixart.pipeline:APART",
+    "ovis-image": "omni_actors.models.ovis_image.pipeline:PIPELINE",
     "stub": "omni_actors.models.stub.pipeline:PIPELINE",
     "stub-voice": "omni_actors.models.stub.voice:PIPELINE",
     "stub-image": "omni_actors.models.stub.image:PIPELINE",

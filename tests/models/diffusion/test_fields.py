@@ -26,6 +26,7 @@ MODELS = {
     "stable-diffusion-xl": "omni_actors.models.stable_diffusion.xl:StableDiffusionXL",
     "stable-diffusion-inpaint": "omni_actors.models.stable_diffusion.adapter:StableDiffusion",
     "pixart-sigma": "omni_actors.models.pixart.adapter:PixArtSigma",
+    "ovis-image": "omni_actors.models.ovis_image.adapter:OvisImage",
 }
 
 REFUSED: dict[str, tuple[tuple[Mapping[str, Any], str], ...]] = {
@@ -65,6 +66,7 @@ REFUSED: dict[str, tuple[tuple[Mapping[str, Any], str], ...]] = {
     "stable-diffusion-xl": (({"layers": 2}, "layers"), ({"prompt": "word " * 80}, "prompt")),
     "stable-diffusion-inpaint": (({}, "mask"), ({"pictures": 1}, "mask")),
     "pixart-sigma": (({"pictures": 1}, "image"), ({"prompt": "word " * 320}, "prompt")),
+    "ovis-image": (({"pictures": 1}, "image"), ({"negative_prompt": "word " * 320}, "negative_prompt")),
 }
 
 

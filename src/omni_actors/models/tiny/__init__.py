@@ -38,6 +38,7 @@ FAMILIES: dict[str, str] = {
     "stable-diffusion-inpaint": "omni_actors.models.tiny.diffusion.stable_diffusion:INPAINT",
     "stable-diffusion-xl": "omni_actors.models.tiny.diffusion.stable_diffusion:XL",
     "pixart-sigma": "omni_actors.models.tiny.diffusion.pixart",
+    "ovis-image": "omni_actors.models.tiny.diffusion.ovis_image",
 }
 
 

@@ -1,0 +1,111 @@
+"""Ovis-Image: a language model reads the prompt in a frame of its own; packed latents, guidance by a second branch."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers.pipelines.ovis_image.pipeline_ovis_image import calculate_shift, retrieve_timesteps
+
+from omni_actors.models.diffusion.adapter import DiffusersAdapter
+from omni_actors.models.diffusion.rows import Conditioning, Row
+from omni_actors.protocol.params import ImageGeneration
+from omni_actors.worker.engine import Work
+from omni_actors.worker.engines.diffusion.adapter import ENCODE
+from omni_actors.worker.engines.diffusion.cursor import Cursor
+
+PROMPT_TOKENS = 256
+"""Tokens of a prompt behind its frame that the language model reads, as in diffusers' pipeline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Embeddings:
+    """The embeddings of one prompt: ``sequence`` [1, tokens, width], and the ``positions`` [tokens, 3]."""
+
+    sequence: torch.Tensor
+    positions: torch.Tensor
+
+
+class OvisImage(DiffusersAdapter):
+    """``OvisImagePipeline``."""
+
+    pipeline_class = "OvisImagePipeline"
+    encoders = ("text_encoder", "tokenizer")
+    structures = (Embeddings,)
+    default_steps = 50
+
+    @property
+    def default_size(self) -> tuple[int, int]:
+        side = min(self.pipe.default_sample_size * self.pipe.vae_scale_factor, self.pipe.vae.config.sample_size)
+        return side, side
+
+    @property
+    def multiple(self) -> int:
+        return int(self.pipe.vae_scale_factor * 2)
+
+    def check(self, work: Work, image: ImageGeneration) -> None:
+        super().check(work, image)
+        if ENCODE in self.parts:
+            most = PROMPT_TOKENS + self.pipe.user_prompt_begin_id
+            for text, param in ((image.prompt, "prompt"), (image.negative_prompt, "negative_prompt")):
+                framed = None if text is None else self.pipe._get_messages(text)[0]
+                self.check_prompt(self.pipe.tokenizer, framed, most, param)
+
+    def encode(self, cursors: Sequence[Cursor]) -> Iterator[Sequence[Any] | None]:
+        made: list[Any] = []
+        for cursor in cursors:
+            with torch.inference_mode():
+                made.append(self._embed(cursor.image))
+            yield None if len(made) < len(cursors) else made
+
+    def _embed(self, image: ImageGeneration) -> Conditioning:
+        two = self.branch_count(image) == 2
+        positive, negative, positions, negative_positions = self.pipe.encode_prompt(
+            image.prompt, image.negative_prompt, two, device=self.device, max_sequence_length=PROMPT_TOKENS
+        )
+        return Conditioning(Embeddings(positive, positions), Embeddings(negative, negative_positions) if two else None)
+
+    def noise(self, cursor: Cursor) -> torch.Tensor:
+        channels = self.model.config.in_channels // 4
+        latents, cursor.state["positions"] = self.pipe.prepare_latents(
+            1, channels, cursor.height, cursor.width, self.dtype, self.device, cursor.generator
+        )
+        packed: torch.Tensor = latents
+        return packed
+
+    def schedule(self, cursor: Cursor) -> None:
+        config = cursor.scheduler.config
+        sigmas = None if config.get("use_flow_sigmas", False) else np.linspace(1.0, 1 / cursor.steps, cursor.steps)
+        mu = calculate_shift(
+            cursor.latents.shape[1],
+            config.get("base_image_seq_len", 256),
+            config.get("max_image_seq_len", 4096),
+            config.get("base_shift", 0.5),
+            config.get("max_shift", 1.15),
+        )
+        retrieve_timesteps(cursor.scheduler, cursor.steps, self.device, sigmas=sigmas, mu=mu)
+        cursor.scheduler.set_begin_index(0)
+        self.use_timesteps(cursor)
+
+    def batch_key(self, cursor: Cursor) -> Hashable:
+        return (cursor.width, cursor.height, cursor.conditioning.positive.sequence.shape[1])
+
+    def forward(self, rows: Sequence[Row]) -> torch.Tensor:
+        output: torch.Tensor = self.model(
+            hidden_states=torch.cat([row.cursor.latents for row in rows]),
+            timestep=torch.stack([row.timestep for row in rows]).to(self.dtype) / 1000,
+            encoder_hidden_states=torch.cat([row.embeddings.sequence for row in rows]),
+            txt_ids=rows[0].embeddings.positions,
+            img_ids=rows[0].cursor.state["positions"],
+            return_dict=False,
+        )[0]
+        return output
+
+    def spatial(self, cursor: Cursor, latents: torch.Tensor) -> torch.Tensor:
+        unpacked: torch.Tensor = self.pipe._unpack_latents(
+            latents, cursor.height, cursor.width, self.pipe.vae_scale_factor
+        )
+        return unpacked
