@@ -162,6 +162,8 @@ class OmniPlatform(ABC):
     shared: ClassVar[bool] = False
     """Whether the ranks of a replica share one device, as on a processor: there may be as many ranks as :meth:`cores`.
     Otherwise each rank has a device of its own."""
+    own_memory: ClassVar[bool] = True
+    """Whether the devices have memory of their own, beside the host's: only then can weights wait in the host's."""
     vllm_builds: ClassVar[tuple[str, ...]] = ()
     """Builds of vLLM that run on the platform, if :attr:`engines` has a ``vllm``: patterns for the whole local part of
     the installed version (``cpu`` in ``0.32.0+cpu``; empty in most versions)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from omni_actors.platforms.platform import Fault, PlatformError
@@ -13,6 +13,8 @@ from omni_sim import hardware
 from omni_sim.errors import SimAllocationError, SimDeviceLost
 
 if TYPE_CHECKING:
+    import torch
+
     from omni_actors.platforms.runtime.kernels import Kernels
     from omni_sim.computing import Computing
     from omni_sim.memory import SimMemory
@@ -77,6 +79,19 @@ class SimRuntime(DeviceRuntime):
 
     def free_memory(self) -> None:
         self._memory.sweep()
+
+    def host(self) -> AbstractContextManager[Any]:
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        context: AbstractContextManager[Any] = _disable_current_modes()
+        return context
+
+    def onload(self, tensor: torch.Tensor) -> torch.Tensor:
+        self._check()
+        with self.host():
+            copy = tensor.clone()
+        self._memory.account(copy)
+        return copy
 
     def transport(self) -> DeviceTransport:
         return self._transport

@@ -14,21 +14,18 @@ from typing import Any, ClassVar
 import torch
 
 from omni_actors.connectors.payload import Payload
+from omni_actors.models.diffusion.acceleration.adapter import AcceleratedAdapter
 from omni_actors.models.diffusion.components import load_pipeline
 from omni_actors.models.diffusion.payloads import pack, unpack
 from omni_actors.models.diffusion.pixels import Pixels, shrunk, to_pixels
 from omni_actors.models.diffusion.rows import Conditioning, Row
 from omni_actors.models.diffusion.sizes import check_size
 from omni_actors.protocol.errors import invalid_request
-from omni_actors.protocol.frames import Hello
-from omni_actors.protocol.options import filled
 from omni_actors.protocol.params import ImageGeneration
 from omni_actors.worker.checks import WarmUpError
-from omni_actors.worker.device import runtime_of
 from omni_actors.worker.engine import Work
-from omni_actors.worker.engines.diffusion.adapter import DECODE, DENOISE, ENCODE, DiffusionAdapter
+from omni_actors.worker.engines.diffusion.adapter import DECODE, DENOISE, ENCODE
 from omni_actors.worker.engines.diffusion.cursor import Cursor, Footprint
-from omni_actors.worker.engines.diffusion.options import OPTIONS
 
 SPECIAL: Mapping[str, tuple[str, str]] = {
     "pictures": ("image", "This model makes pictures from text alone."),
@@ -40,7 +37,7 @@ SPECIAL: Mapping[str, tuple[str, str]] = {
 """Fields of the section ``image`` that only some families read → the client's name for the field, and the refusal."""
 
 
-class DiffusersAdapter(DiffusionAdapter):
+class DiffusersAdapter(AcceleratedAdapter):
     """A family over the components of one diffusers pipeline, ``self.pipe``.
 
     The pipeline object is never called: it holds the components and their helpers (``encode_prompt``,
@@ -49,8 +46,6 @@ class DiffusersAdapter(DiffusionAdapter):
 
     pipeline_class: ClassVar[str]
     """Name of diffusers' pipeline class."""
-    denoiser: ClassVar[str] = "transformer"
-    """Name of the component that denoises."""
     encoders: ClassVar[tuple[str, ...]] = ()
     """Names of the components that only :meth:`encode` uses."""
     encodes_pictures: ClassVar[bool] = False
@@ -62,27 +57,22 @@ class DiffusersAdapter(DiffusionAdapter):
     default_steps: ClassVar[int] = 28
     default_guidance: ClassVar[float] = 5.0
 
-    def __init__(self, hello: Hello) -> None:
-        super().__init__(hello)
-        self.options: Mapping[str, Any] = filled(OPTIONS, hello.options)
-        self.dtype: torch.dtype = getattr(torch, hello.dtype)
-        self.device = torch.device(hello.device)
-        self.runtime = runtime_of(hello)
-        self.pipe: Any
-
     # ---- loading
 
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
         progress("loading the weights", None)
-        self.pipe = self.load_pipe()
+        with self.acceleration.loading(self.runtime):
+            self.pipe = self.load_pipe()
         self.prepare()
+        self.accelerate()
         progress("warming up", None)
         self.prove()
         return self.facts()
 
     def load_pipe(self) -> Any:
         """Return diffusers' pipeline object with the components that :attr:`parts` need."""
-        return load_pipeline(self.hello.model or "", self.pipeline_class, self.dtype, self.device, self.needs)
+        device = self.acceleration.load_device(self.runtime)
+        return load_pipeline(self.hello.model or "", self.pipeline_class, self.dtype, device, self.needs)
 
     def needs(self, component: str) -> bool:
         """Return whether a stage with these :attr:`parts` needs a component of the folder."""
@@ -109,11 +99,6 @@ class DiffusersAdapter(DiffusionAdapter):
             "guidance": self.default_guidance if self.options["guidance"] is None else self.options["guidance"],
             "step_batched": True,
         }
-
-    @property
-    def model(self) -> Any:
-        """The component that denoises."""
-        return getattr(self.pipe, self.denoiser)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -182,10 +167,13 @@ class DiffusersAdapter(DiffusionAdapter):
             raise invalid_request("A prompt is needed.", "prompt")
         self.check(work, image)
         footprint, weight = self.footprint(image), self.tokens(image) * self.branch_count(image)
-        return [
+        cursors = [
             Cursor(work, image, index, image.seed + index, image.width, image.height, image.steps, footprint, weight)
             for index in range(image.n)
         ]
+        if DENOISE in self.parts:
+            self.acceleration.open(image, cursors)
+        return cursors
 
     def completed(self, image: ImageGeneration) -> ImageGeneration:
         """Return the section with the stage's defaults filled in."""
@@ -284,7 +272,8 @@ class DiffusersAdapter(DiffusionAdapter):
             for branch, embeddings in enumerate(self.branches(cursor))
         ]
         with torch.inference_mode():
-            output = self.forward(rows)
+            with self.acceleration.forward(rows):
+                output = self.forward(rows)
             predictions, first = [], 0
             for cursor in cursors:
                 count = self.rows(cursor)
@@ -310,6 +299,7 @@ class DiffusersAdapter(DiffusionAdapter):
             cursor.latents = cursor.scheduler.step(
                 prediction, timestep, cursor.latents, return_dict=False, **self.step_arguments(cursor)
             )[0]
+        self.acceleration.commit(cursor)
 
     def step_arguments(self, cursor: Cursor) -> Mapping[str, Any]:
         """Return further arguments of the scheduler's ``step``, such as ``generator`` and ``eta``."""

@@ -36,7 +36,7 @@ class Digits(StableDiffusion3):
 
     def load_pipe(self) -> Any:
         pipe = load_pipe(Path(self.hello.model or ""), self.dtype)
-        return pipe.to(self.device)
+        return pipe.to(self.acceleration.load_device(self.runtime))
 
     def prepare(self) -> None:
         folder = Path(self.hello.model or "", self.hello.options["text_encoder"])
@@ -107,7 +107,8 @@ class Digits(StableDiffusion3):
 
     def counters(self) -> dict[str, float]:
         known = self._known
-        return {"prompt_cache_hits_total": known.hits, "prompt_cache_misses_total": known.misses}
+        hits = {"prompt_cache_hits_total": known.hits, "prompt_cache_misses_total": known.misses}
+        return {**super().counters(), **hits}
 
     # ---- pixels
 

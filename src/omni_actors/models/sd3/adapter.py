@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import calculate_shift
 
+from omni_actors.models.diffusion.acceleration.step_cache import BlockLayout
 from omni_actors.models.diffusion.adapter import DiffusersAdapter
 from omni_actors.models.diffusion.rows import Conditioning, Row
 from omni_actors.protocol.params import ImageGeneration
@@ -34,6 +35,7 @@ class StableDiffusion3(DiffusersAdapter):
     pipeline_class = "StableDiffusion3Pipeline"
     encoders = ("text_encoder", "text_encoder_2", "text_encoder_3", "tokenizer", "tokenizer_2", "tokenizer_3")
     structures = (Embeddings,)
+    blocks = BlockLayout()
     default_guidance = 7.0
 
     @property

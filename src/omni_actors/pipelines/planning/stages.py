@@ -27,6 +27,7 @@ from omni_actors.pipelines.plan import (
     StagePlan,
     stage_path,
 )
+from omni_actors.pipelines.planning.acceleration import check_acceleration
 from omni_actors.pipelines.planning.balancers import balancer_of
 from omni_actors.pipelines.planning.devices import RANKS_ENVIRONMENT, devices_of, environments_of
 from omni_actors.pipelines.planning.engines import choose_engine, engine_class
@@ -132,6 +133,7 @@ def _stage(
     }
     if sampling:
         options["sampling"] = sampling
+    check_acceleration(at, stage, platform, options, settings.where)
     check_strategy(at, stage, kind, strategy, model, platform, options, settings.where)
     limits = {key: settings.get(f"{at}.limits.{key}", limit.default) for key, limit in limits_of(stage.engine).items()}
     usual = platform.usual_devices(index, threads, values)

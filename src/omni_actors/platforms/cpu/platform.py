@@ -28,6 +28,7 @@ class CpuPlatform(OmniPlatform):
     contract = 1
     name = "cpu"
     shared = True
+    own_memory = False
     runtime = "omni_actors.platforms.cpu.runtime:CpuRuntime"
     engines: ClassVar[Mapping[str, str]] = {**OmniPlatform.engines, "vllm": VLLM_ENGINE}
     vllm_builds = ("cpu",)

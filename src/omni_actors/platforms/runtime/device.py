@@ -184,6 +184,22 @@ class DeviceRuntime(ABC):
     def free_memory(self) -> None:
         """Give unused memory of the allocator back. Called after :attr:`Fault.MEMORY`."""
 
+    @property
+    def host_device(self) -> torch.device:
+        """The host's memory as a ``torch.device``."""
+        import torch
+
+        return torch.device("cpu")
+
+    def host(self) -> AbstractContextManager[Any]:
+        """Return a context in which torch computes in the host's memory, whatever computes on the device around it."""
+        return contextlib.nullcontext()
+
+    def onload(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy of a tensor in the device's memory, of one that lies in the host's. The copy's memory is free
+        again when nothing refers to it. Raises the device's error (:meth:`fault`) without enough memory."""
+        return tensor.to(self.torch_device)
+
     def graphs(self) -> Graphs | None:
         """Return the capture of graphs; ``None`` for a device whose steps run as they are written."""
         return None

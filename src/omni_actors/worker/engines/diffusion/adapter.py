@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
 from omni_actors.connectors.payload import Payload
+from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.frames import Hello
 from omni_actors.protocol.params import ImageGeneration
 from omni_actors.worker.checks import Specs
@@ -131,6 +132,15 @@ class DiffusionAdapter(ABC):
     def prove(self) -> None:
         """Run again a step that succeeded while loading, and raise its exception. Called when steps of all requests
         fail, to find out whether the model is broken."""
+
+    def reserved_bytes(self) -> int:
+        """Return the bytes of the device's memory that are not for pictures, beside what was taken after loading. Read
+        after loading and after each query."""
+        return 0
+
+    def query(self, what: str, args: Mapping[str, Any]) -> Any:
+        """Answer an operator's query. Raise :class:`OmniError` with 400 for wrong arguments or an unknown query."""
+        raise invalid_request(f"unknown query {what!r}")
 
     def counters(self) -> dict[str, float]:
         """Return the family's own counters, beside the engine's."""

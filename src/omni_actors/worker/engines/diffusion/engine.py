@@ -18,7 +18,7 @@ from typing import Any
 
 from omni_actors.connectors.payload import Payload
 from omni_actors.protocol.errors import OmniError, overloaded
-from omni_actors.protocol.frames import Hello
+from omni_actors.protocol.frames import Hello, Query
 from omni_actors.protocol.limits import MAX_REQUESTS
 from omni_actors.protocol.options import filled
 from omni_actors.protocol.params import ImageGeneration
@@ -75,6 +75,7 @@ class DiffusionEngine(Engine):
         options = self._options
         total = options["memory_bytes"]
         memory = MemoryBudget(usable_bytes(self._faults.runtime.memory()) if total is None else total)
+        memory.reserve(adapter.reserved_bytes())
         fairness, limit = Fairness(self._clock), BatchLimit(options["max_rows"])
         self._adapter = adapter
         self._table = PictureTable(adapter, self._faults, fairness, memory)
@@ -192,6 +193,11 @@ class DiffusionEngine(Engine):
             fairness.measured(Phase.DENOISE, unit.cursors, seconds)
 
     # ---- the rest
+
+    def query(self, query: Query, out: Outbox) -> None:
+        answer = self._adapter.query(query.what, query.args)
+        self._table.memory.reserve(self._adapter.reserved_bytes())
+        out.reply(query.id, answer)
 
     def counters(self) -> dict[str, float]:
         """Return gauges (``requests``, ``cursors``, ``memory_bytes``) and counters with names in ``_total``."""

@@ -26,6 +26,7 @@ class MemoryBudget:
 
     def __init__(self, total: int | None) -> None:
         self.total = total
+        self._whole = total
         self.held = 0
         """The bytes of state that the admitted cursors hold or may come to hold."""
         self._busy = 0
@@ -36,6 +37,12 @@ class MemoryBudget:
         """Raise an error with status 400 for a picture that does not fit even alone; ``image`` describes it."""
         if self.total is not None and _whole(footprint) > self.total:
             raise never_fits(_whole(footprint), self.total, image)
+
+    def reserve(self, nbytes: int) -> None:
+        """Keep so many bytes of the budget for what is no picture, instead of those kept before. Pictures that are
+        admitted stay so."""
+        if self._whole is not None:
+            self.total = max(0, self._whole - nbytes)
 
     def admitted(self, cursor: Cursor) -> bool:
         """Return whether a cursor is admitted."""

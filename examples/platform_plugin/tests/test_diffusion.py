@@ -1,0 +1,101 @@
+"""Pictures on the simulated device: memory by which they are admitted, and offload."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+from omni_sim.engines import SimDiffusionEngine
+
+from omni_actors.models.tiny.cache import cached
+from omni_actors.models.tiny.diffusion.sd3 import GAINS
+from omni_actors.models.tiny.weights import initialise
+from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
+from omni_actors.protocol.params import ImageGeneration
+from omni_actors.testing.driving import Job, drive
+from omni_actors.testing.outcome import Outcome
+from omni_actors.worker.engine import Work
+
+pytestmark = pytest.mark.slow
+
+MIB = 1 << 20
+Make = Callable[..., SimDiffusionEngine]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Stable Diffusion 3 with a transformer of some weight."""
+    tiny, folder = cached("sd3"), tmp_path_factory.mktemp("wide") / "sd3"
+    shutil.copytree(tiny, folder)
+    shallow = diffusers.SD3Transformer2DModel.load_config(tiny / "transformer")
+    wide = {"num_layers": 8, "attention_head_dim": 16, "num_attention_heads": 8, "caption_projection_dim": 128}
+    transformer = diffusers.SD3Transformer2DModel.from_config({**shallow, **wide})
+    initialise(transformer, 3, GAINS)
+    shutil.rmtree(folder / "transformer")
+    transformer.save_pretrained(folder / "transformer")
+    return folder
+
+
+@pytest.fixture
+def make(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Return a loaded engine on a device with so much memory."""
+    torch.set_num_threads(1)
+    monkeypatch.setenv("OMNI_SIM_MEMORY", str(1 << 30))
+
+    def make(memory: int, **options: Any) -> SimDiffusionEngine:
+        engine = SimDiffusionEngine(
+            Hello(
+                version=PROTOCOL_VERSION,
+                stage="image",
+                replica=0,
+                incarnation=1,
+                engine="diffusion",
+                adapter="omni_actors.models.sd3.adapter:StableDiffusion3",
+                model=str(folder),
+                dtype="float32",
+                device="cpu",
+                platform="omni_sim:SimPlatform",
+                # A process opens a device once for each set of options: a serial number makes a device of its own.
+                platform_options={"reserved_bytes": (1 << 30) - memory - next(serial)},
+                options={"guidance": 1.0, **options},
+            )
+        )
+        engine.load(lambda text, fraction: None)
+        return engine
+
+    serial = iter(range(1, 1000))
+    return make
+
+
+def run(engine: SimDiffusionEngine, images: list[ImageGeneration], seed: int | None = None) -> dict[int, Outcome]:
+    jobs = [Job(Work(key, f"picture-{key}", {"image": image}, routed=True)) for key, image in enumerate(images)]
+    return drive(engine, jobs, order=None if seed is None else random.Random(seed))
+
+
+def pixels(outcome: Outcome) -> np.ndarray[Any, Any]:
+    assert outcome.error is None, outcome.error
+    return np.asarray(outcome.payloads[-1].tensors["pixels"]).astype(int)
+
+
+IMAGE = ImageGeneration(prompt="a red house", seed=5, steps=4, guidance=1.0, width=64, height=64)
+
+
+@pytest.mark.parametrize("kind", ["model", "group"])
+def test_with_offload_a_model_beyond_the_memory_makes_the_same_picture(make: Make, folder: Path, kind: str) -> None:
+    (whole,) = run(make(1 << 28), [IMAGE]).values()
+    weights = (folder / "transformer/diffusion_pytorch_model.safetensors").stat().st_size
+    memory = weights // 2 if kind == "group" else weights + 8 * MIB
+    engine = make(memory, offload=kind)
+    (offloaded,) = run(engine, [IMAGE]).values()
+    assert np.abs(pixels(offloaded) - pixels(whole)).max() <= 1
+    counters = engine.counters()
+    assert counters["sim_memory_peak_bytes"] <= memory
+    assert counters["offload_loads_total"] > 0
+    assert counters["sim_memory_refusals_total"] == 0
