@@ -149,17 +149,18 @@ class PictureHarness:
     def files(self, key: int = 0) -> list[tuple[dict[str, Any], bytes]]:
         """The pictures and previews of a request in the order of their last pieces, with the metadata of a whole."""
         found: list[tuple[dict[str, Any], bytes]] = []
-        open_: dict[int, list[bytes]] = {}
+        open_: dict[Any, list[bytes]] = {}
         for chunk in self.chunks:
             if chunk.key != key:
                 continue
             meta = dict(chunk.meta)
             piece, pieces = meta.pop("piece", 0), meta.pop("pieces", 1)
-            held = open_.setdefault(meta["index"], [])
+            place = meta["index"], meta.get("layer"), meta.get("preview")
+            held = open_.setdefault(place, [])
             assert piece == len(held)
             held.append(chunk.data)
             if len(held) == pieces:
-                found.append((meta, b"".join(open_.pop(meta["index"]))))
+                found.append((meta, b"".join(open_.pop(place))))
             else:
                 assert len(chunk.data) == PIECE
         assert not open_

@@ -128,6 +128,20 @@ def test_pixels_are_read_in_place_and_given_back_in_order() -> None:
     harness.assert_empty()
 
 
+def test_the_layers_of_a_picture_are_files_of_their_own() -> None:
+    harness = PictureHarness()
+    harness.admit()
+    layers = [noise(1100, 1100, 4, seed) for seed in range(3)]
+    harness.feed(noise(8, 8), preview=1)
+    for layer, pixels in enumerate(layers):
+        harness.feed(pixels, layer=layer, end=layer == 2)
+    harness.run()
+    found = {meta["layer"]: data for meta, data in harness.files()}
+    assert all(np.array_equal(pixels_of(found[layer]), layers[layer]) for layer in range(3))
+    assert (harness.finished, harness.consumed_of[0]) == ([0], 3)
+    harness.assert_empty()
+
+
 def test_a_small_picture_does_not_wait_for_a_large_one() -> None:
     harness = PictureHarness(slice_s=0.001)
     harness.admit(1)
