@@ -19,6 +19,7 @@ ERROR_CODES: Mapping[str, str] = {
     "audio_too_long": "The audio is longer, or has more samples, than the limit.",
     "video_too_long": "The video is longer than the limit.",
     "too_large": "The body, or a medium in it, is larger than the limit.",
+    "content_policy_violation": "The checkpoint's own safety checker refused the picture.",
     "context_length_exceeded": "Prompt and requested answer together are longer than the model's context.",
     "unsupported_task": "The model does not do what this route asks for.",
     "unsupported_task_type": "The model does not choose a voice in this way (by name, description or clip).",

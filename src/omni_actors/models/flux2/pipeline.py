@@ -9,7 +9,7 @@ PIPELINE = image_pipeline(
     "omni_actors.models.flux2.adapter:Flux2Klein",
     architectures=("Flux2KleinPipeline",),
     edits=True,
-    checkpoints=("black-forest-labs/FLUX.2-klein-4B", "black-forest-labs/FLUX.2-klein-9B"),
+    checkpoints=("black-forest-labs/FLUX.2-klein-4B", "black-forest-labs/FLUX.2-klein-base-9B"),
     doc="FLUX.2 klein: pictures from text, and edits of several pictures.",
 )
 APART = apart(PIPELINE)

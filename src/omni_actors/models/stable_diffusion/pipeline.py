@@ -15,7 +15,7 @@ PIPELINE = image_pipeline(
             True, "Whether the checkpoint's own safety checker, if it has one, refuses pictures that it flags."
         )
     },
-    checkpoints=("stable-diffusion-v1-5/stable-diffusion-v1-5",),
+    checkpoints=("stable-diffusion-v1-5/stable-diffusion-v1-5", "stable-diffusion-v1-5/stable-diffusion-inpainting"),
     doc="Stable Diffusion 1 and 2: pictures from text, from a picture, and inside a mask.",
 )
 APART = apart(PIPELINE)
