@@ -47,6 +47,7 @@ RUN_MARK = "OMNI_ACTORS_TEST_RUN"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="only tests that need no process, no torch and no weights")
+    parser.addoption("--every-death", action="store_true", help="kill at every place of tests/chaos, not at a sample")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -20,6 +20,9 @@ from tests.chaos.server import Census, Served, serving
 
 CLIENTS = 12
 
+IMAGE = ("image", "pictures")
+"""Stages of a pipeline that makes pictures."""
+
 TEXTS = (
     "Tell me about the sea.",
     "What is a robot?",
@@ -83,6 +86,33 @@ def targets() -> dict[str, Target]:
         ("chat", "spoken"),
         6.0,
     )
+    found["stub-image"] = Target(
+        "stub-image",
+        "",
+        (
+            *common,
+            "stages.image.replicas=2",
+            "stages.image.options.step_s=0.01",
+            *(f"stages.{stage}.{budget}_budget_s=2" for stage in IMAGE for budget in ("step", "compile")),
+            *(f"stages.{stage}.start_timeout_s=15" for stage in IMAGE),
+        ),
+        ("picture",),
+        1.0,
+    )
+    found["sd3"] = Target(
+        "sd3",
+        "",
+        (
+            *common,
+            "stages.image.dtype=float32",
+            "stages.image.threads=1",
+            "stages.image.replicas=2",
+            *(f"stages.{stage}.{budget}_budget_s=20" for stage in IMAGE for budget in ("step", "compile")),
+            *(f"stages.{stage}.start_timeout_s=60" for stage in IMAGE),
+        ),
+        ("picture",),
+        6.0,
+    )
     return found
 
 
@@ -133,7 +163,7 @@ async def run(name: str, seconds: float, seed: int, log: Path) -> tuple[Counter[
     target = targets()[name]
     chance = random.Random(seed)
     model = target.model
-    if name != "stub-voice":
+    if not name.startswith("stub-"):
         from omni_actors.models.tiny.cache import cached
 
         model = str(cached(name))

@@ -1,8 +1,9 @@
-"""Clients of all kinds: patient and impatient, of text and of sound. Each knows what its answer has to be."""
+"""Clients of all kinds: patient and impatient, of text, sound and pictures. Each knows what its answer has to be."""
 
 from __future__ import annotations
 
 import base64
+import io
 import json
 import random
 from collections import Counter
@@ -12,7 +13,9 @@ from typing import Any
 
 import httpx
 import numpy as np
+import numpy.typing as npt
 import trio
+from PIL import Image
 from tests.chaos.server import Served
 
 PATIENCE_S = 100.0
@@ -23,23 +26,43 @@ SEAM = 8
 
 CHAT = "/v1/chat/completions"
 SAY = "/v1/audio/speech"
+DRAW = "/v1/images/generations"
+
+LEVEL = 1
+"""Of 255: what a value of a picture may differ by that was computed again, or in another batch."""
+
+PICTURES = 2
+"""In one request."""
 
 
 @dataclass(frozen=True)
 class Answer:
     text: str = ""
     pcm: bytes = b""
+    pictures: tuple[bytes, ...] = ()
+    """Files, in order."""
 
     def same(self, other: Answer) -> bool:
-        if self.text != other.text or len(self.pcm) != len(other.pcm):
+        if self.text != other.text or len(self.pcm) != len(other.pcm) or len(self.pictures) != len(other.pictures):
             return False
+        for ours, theirs in zip(self.pictures, other.pictures, strict=True):
+            first, second = levels(ours), levels(theirs)
+            if first.shape != second.shape or np.abs(first - second).max() > LEVEL:
+                return False
         one, two = (np.frombuffer(it.pcm, "<i2").astype(np.int32) for it in (self, other))
         return not len(one) or int(np.abs(one - two).max()) <= SEAM
 
 
+def levels(file: bytes) -> npt.NDArray[np.int16]:
+    """The values of a picture, from its file. Raises an error for a file that is cut off."""
+    with Image.open(io.BytesIO(file)) as image:
+        return np.asarray(image, np.int16)
+
+
 @dataclass(frozen=True)
 class Question:
-    """A request, by what makes it up; ``kind``: ``chat``, ``spoken`` or ``speech``."""
+    """A request, by what makes it up; ``kind``: ``chat``, ``spoken``, ``speech`` or ``picture``. ``words`` are also the
+    steps of a picture."""
 
     kind: str
     text: str
@@ -48,6 +71,8 @@ class Question:
     def body(self, model: str, voice: str, *, stream: bool) -> tuple[str, dict[str, Any]]:
         if self.kind == "speech":
             return SAY, {"model": model, "input": self.text, "voice": voice, "response_format": "pcm", "stream": stream}
+        if self.kind == "picture":
+            return DRAW, self._draw(model, stream=stream)
         body: dict[str, Any] = {
             "model": model,
             "messages": [{"role": "user", "content": self.text}],
@@ -58,6 +83,18 @@ class Question:
         if self.kind == "spoken":
             body |= {"modalities": ["text", "audio"], "audio": {"voice": voice, "format": "pcm16"}}
         return CHAT, body
+
+    def _draw(self, model: str, *, stream: bool) -> dict[str, Any]:
+        body = {
+            "model": model,
+            "prompt": self.text,
+            "n": PICTURES,
+            "seed": len(self.text),
+            "num_inference_steps": self.words,
+            "response_format": "b64_json",
+            "stream": stream,
+        }
+        return body | ({"partial_images": 2} if stream else {})
 
 
 class Failed(Exception):
@@ -81,6 +118,8 @@ async def ask(served: Served, path: str, body: dict[str, Any]) -> Answer:
                 raise Failed(error_code(reply.content))
             if path == SAY:
                 return Answer(pcm=reply.content)
+            if path == DRAW:
+                return Answer(pictures=tuple(base64.b64decode(it["b64_json"]) for it in reply.json()["data"]))
             message = reply.json()["choices"][0]["message"]
             if audio := message.get("audio"):
                 return Answer(audio["transcript"], base64.b64decode(audio["data"]))
@@ -90,7 +129,7 @@ async def ask(served: Served, path: str, body: dict[str, Any]) -> Answer:
                 raise Failed(error_code(await reply.aread()))
             if path == SAY:
                 return Answer(pcm=b"".join([piece async for piece in reply.aiter_bytes()]))
-            return await _events(reply)
+            return await (_drawn(reply) if path == DRAW else _events(reply))
     except httpx.HTTPError as error:
         # Raw sound has no place for an error: it breaks off.
         raise (
@@ -120,6 +159,29 @@ async def _events(reply: httpx.Response) -> Answer:
     if not ended:
         raise Untyped("a stream without an end")
     return Answer(text, pcm)
+
+
+async def _drawn(reply: httpx.Response) -> Answer:
+    """Read the events of streamed pictures: previews before their picture, each of them whole."""
+    pictures: dict[int, bytes] = {}
+    try:
+        async for line in reply.aiter_lines():
+            if not line.startswith("data: ") or line == "data: [DONE]":
+                continue
+            event = json.loads(line[6:])
+            if "error" in event:
+                raise Failed(event["error"]["code"] or event["error"]["type"])
+            index, file = event["index"], base64.b64decode(event["b64_json"])
+            if index in pictures:
+                raise Untyped(f"a picture twice, or a preview behind it: {event['type']}")
+            levels(file)
+            if event["type"].endswith(".completed"):
+                pictures[index] = file
+    except (httpx.HTTPError, OSError, KeyError) as error:
+        raise Untyped(f"{type(error).__name__}: {error}") from error
+    if sorted(pictures) != list(range(PICTURES)):
+        raise Untyped(f"a stream that ended behind {len(pictures)} pictures")
+    return Answer(pictures=tuple(pictures[index] for index in sorted(pictures)))
 
 
 def error_code(body: bytes) -> str:
@@ -189,7 +251,8 @@ class Load:
                 outcomes.untyped.append(f"{said}: {untyped}")
                 return
             if not answer.same(self._expected[question]):
-                outcomes.wrong.append(f"{said}: {answer.text[:80]!r}, {len(answer.pcm)} bytes")
+                got = f"{answer.text[:80]!r}, {len(answer.pcm)} bytes, {len(answer.pictures)} pictures"
+                outcomes.wrong.append(f"{said}: {got}")
             outcomes.counts["whole"] += counted
         if scope.cancelled_caught:
             outcomes.hung.append(said)

@@ -28,6 +28,10 @@ STAGE_GAUGES = (
     "inbox_used_bytes",
     "credits_outstanding",
     "kv_blocks_used",
+    "cursors",
+    "memory_bytes",
+    "pictures_waiting",
+    "pictures_writing",
 )
 
 

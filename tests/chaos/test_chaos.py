@@ -22,6 +22,15 @@ async def test_faults_under_load_hang_nothing_change_nothing_and_leave_nothing(t
 
 @pytest.mark.slow
 @pytest.mark.deadline(120)
+async def test_faults_under_load_cost_no_picture(tmp_path: Path) -> None:
+    done, outcomes, wrong = await run("stub-image", 6.0, 1, tmp_path / "server.log")
+    said = f"{dict(done)}, {dict(outcomes.counts)}"
+    assert not [*outcomes.wrong, *outcomes.hung, *outcomes.untyped, *wrong], said
+    assert outcomes.counts["whole"] > 10, said
+
+
+@pytest.mark.slow
+@pytest.mark.deadline(120)
 async def test_a_full_disk_under_its_log_does_not_stop_a_server() -> None:
     _, outcomes, wrong = await run("stub-voice", 4.0, 1, Path("/dev/full"))
     assert not [*outcomes.wrong, *outcomes.hung, *outcomes.untyped, *wrong]

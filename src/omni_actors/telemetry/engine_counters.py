@@ -67,6 +67,8 @@ ENGINE_COUNTERS: Mapping[str, str] = {
     "decodes_total": "Pictures that were decoded.",
     "previews_total": "Previews of unfinished pictures that were sent on.",
     # model families
+    "prompt_cache_hits_total": "Prompts whose embedding was found in the cache.",
+    "prompt_cache_misses_total": "Prompts whose embedding had to be computed.",
     "cache_hits_total": "Images, videos and clips whose encoding was found in the encoder's cache.",
     "cache_misses_total": "Images, videos and clips that the encoder had to compute.",
     "clip_hits_total": "Reference clips whose voice was found in the cache.",
