@@ -12,6 +12,7 @@ import functools
 import importlib
 import inspect
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,6 @@ import torch
 from tests.models.diffusion.orders import Order, Picture
 
 from omni_actors.connectors.payload import Payload
-from omni_actors.models.diffusion.adapter import DiffusersAdapter
 from omni_actors.protocol.errors import ErrorInfo
 from omni_actors.protocol.frames import PROTOCOL_VERSION, Hello
 from omni_actors.testing.driving import Job, drive
@@ -60,6 +60,10 @@ class Case:
     """Whether the case is a further mode of an adapter: then it is compared among others only, without faults."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the stage."""
+    given: Mapping[str, Callable[[Path], Any]] = field(default_factory=dict)
+    """Components of the reference that are not loaded by diffusers, from the folder."""
+    output: str = "latent"
+    """The reference's ``output_type``."""
     scaled: tuple[str, int] | None = None
     """A module of diffusers whose ``calculate_dimensions`` shall scale pictures to so many pixels, for its own constant
     is more than a test can compute."""
@@ -67,7 +71,7 @@ class Case:
     @property
     def name(self) -> str:
         """The case's name in a test's id."""
-        return f"{self.checkpoint}-{self.mode.replace(' ', '-')}"
+        return re.sub(r"[^a-z0-9]+", "-", f"{self.checkpoint} {self.mode}").strip("-")
 
 
 @dataclass
@@ -106,7 +110,8 @@ class Reference:
         self._case = case
         diffusers.utils.logging.set_verbosity_error()
         diffusers.utils.logging.disable_progress_bar()
-        self._pipe = getattr(diffusers, case.pipeline).from_pretrained(str(folder), local_files_only=True)
+        given = {name: make(folder) for name, make in case.given.items()}
+        self._pipe = getattr(diffusers, case.pipeline).from_pretrained(str(folder), local_files_only=True, **given)
         self._pipe.set_progress_bar_config(disable=True)
         self._known: dict[int, Trace] = {}
 
@@ -142,7 +147,7 @@ class Reference:
             pipe(
                 **self._case.arguments(order),
                 generator=torch.Generator("cpu").manual_seed(order.seed),
-                output_type="latent",
+                output_type=self._case.output,
                 **callback,
             )
         return trace
@@ -222,7 +227,8 @@ class Driven:
 
         def advancing(cursor: Cursor, prediction: Any) -> None:
             trace = self._traces.setdefault((cursor.key, cursor.index), Trace())
-            trace.predictions.append(prediction.detach().clone())
+            predicted = getattr(prediction, "prediction", prediction)  # of the generic adapter: a whole step
+            trace.predictions.append(predicted.detach().clone())
             advance(cursor, prediction)
             trace.latents.append(cursor.latents.detach().clone())
 
@@ -237,8 +243,7 @@ class Driven:
         step = self.engine.step
         setattr(self.engine, "step", stepping)  # noqa: B010
         adapter.predict, adapter.advance = predicting, advancing
-        if isinstance(adapter, DiffusersAdapter):
-            adapter.model.register_forward_pre_hook(self._called, with_kwargs=True)
+        adapter.model.register_forward_pre_hook(self._called, with_kwargs=True)
 
     def _called(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         first = args[0] if args else next(kwargs[name] for name in ("hidden_states", "sample", "x") if name in kwargs)

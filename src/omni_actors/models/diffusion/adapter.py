@@ -72,7 +72,12 @@ class DiffusersAdapter(AcceleratedAdapter):
     def load_pipe(self) -> Any:
         """Return diffusers' pipeline object with the components that :attr:`parts` need."""
         device = self.acceleration.load_device(self.runtime)
-        return load_pipeline(self.hello.model or "", self.pipeline_class, self.dtype, device, self.needs)
+        folder = self.hello.model or ""
+        return load_pipeline(folder, self.pipeline_class, self.dtype, device, self.needs, self.given())
+
+    def given(self) -> Mapping[str, Any]:
+        """Return components that are not diffusers' to load, by name."""
+        return {}
 
     def needs(self, component: str) -> bool:
         """Return whether a stage with these :attr:`parts` needs a component of the folder."""

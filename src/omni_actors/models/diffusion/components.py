@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,12 @@ from omni_actors.pipelines.weights.diffusers_folder import components_of
 
 
 def load_pipeline(
-    folder: str | Path, name: str, dtype: torch.dtype, device: torch.device, needed: Callable[[str], bool]
+    folder: str | Path,
+    name: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    needed: Callable[[str], bool],
+    given: Mapping[str, Any] | None = None,
 ) -> Any:
     """Return diffusers' pipeline object of a folder, with the needed components on the device.
 
@@ -28,6 +33,7 @@ def load_pipeline(
         dtype: The dtype of all weights.
         device: The device of all weights.
         needed: Whether the stage needs a component, by name.
+        given: Components that are not loaded from the folder.
     """
     diffusers.utils.logging.disable_progress_bar()
     disable_progress_bar()
@@ -39,8 +45,8 @@ def load_pipeline(
     }
     loader = getattr(diffusers, name)
     expected = inspect.signature(loader.__init__).parameters
-    absent = {part: outline for part, outline in absent.items() if part in expected}
-    pipe = loader.from_pretrained(str(folder), dtype=dtype, local_files_only=True, **absent)
+    passed = {part: made for part, made in {**absent, **(given or {})}.items() if part in expected}
+    pipe = loader.from_pretrained(str(folder), dtype=dtype, local_files_only=True, **passed)
     for part in modules_of(pipe).values():
         part.to(device).eval().requires_grad_(False)
     pipe.set_progress_bar_config(disable=True)

@@ -39,6 +39,12 @@ FAMILIES: dict[str, str] = {
     "stable-diffusion-xl": "omni_actors.models.tiny.diffusion.stable_diffusion:XL",
     "pixart-sigma": "omni_actors.models.tiny.diffusion.pixart",
     "ovis-image": "omni_actors.models.tiny.diffusion.ovis_image",
+    "qwen-image": "omni_actors.models.tiny.diffusion.qwen_image:TEXT",
+    "qwen-image-edit": "omni_actors.models.tiny.diffusion.qwen_image:EDIT",
+    "qwen-image-edit-plus": "omni_actors.models.tiny.diffusion.qwen_image:EDIT_PLUS",
+    "qwen-image-layered": "omni_actors.models.tiny.diffusion.qwen_image:LAYERED",
+    "z-image": "omni_actors.models.tiny.diffusion.z_image",
+    "latent-consistency": "omni_actors.models.tiny.diffusion.latent_consistency",
 }
 
 
