@@ -111,6 +111,7 @@ CASES = (
         scaled="edit_inpaint",
         arguments=masked,
         orders=MASKED,
+        further=True,
         options=_SCALED,
     ),
     _case(
