@@ -194,7 +194,7 @@ def served(model: str) -> Iterator[str]:
             text = log.read_text()
             yield text[text.index("http://") :].split()[0].rstrip(".,")
         finally:
-            server.send_signal(signal.SIGINT)
+            server.send_signal(signal.SIGINT)  # it ends its workers
             try:
                 server.wait(30)
             except subprocess.TimeoutExpired:

@@ -34,7 +34,9 @@ def new_transformer(width: int) -> diffusers.SD3Transformer2DModel:
 def load_pipe(folder: Path, dtype: torch.dtype) -> diffusers.StableDiffusion3Pipeline:
     """Return diffusers' pipeline over the model in a folder. It has neither text encoders nor an autoencoder: it takes
     embeddings (:class:`~omni_actors.models.digits.text.PromptEncoder`) and gives latents."""
-    transformer = diffusers.SD3Transformer2DModel.from_pretrained(folder / "transformer", torch_dtype=dtype)
+    transformer = diffusers.SD3Transformer2DModel.from_pretrained(
+        folder / "transformer", torch_dtype=dtype, low_cpu_mem_usage=False
+    )
     scheduler = diffusers.FlowMatchEulerDiscreteScheduler.from_pretrained(folder / "scheduler")
     encoders = ("text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2", "text_encoder_3", "tokenizer_3")
     return diffusers.StableDiffusion3Pipeline(

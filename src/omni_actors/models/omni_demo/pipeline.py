@@ -110,7 +110,7 @@ VOCODER = Stage(
     doc="hibari's vocoder: spectra to sound.",
 )
 
-IMAGE = replace(digits.STAGE, model=DIGITS.folder, weight=0.0)  # so small a model gains nothing by a second thread
+IMAGE = replace(digits.STAGE, model=DIGITS.folder)
 
 NO_PICTURES = f"The demo makes no pictures: the digits model is not trained yet. Run: {PULL_COMMAND} {DIGITS.name}"
 
