@@ -28,7 +28,7 @@ from omni_actors.orchestrator.request import RequestStream
 from omni_actors.pipelines.declaration import Pipeline, Task
 from omni_actors.pipelines.plan import Plan
 from omni_actors.pipelines.subgraph import subgraph
-from omni_actors.protocol.errors import OmniError
+from omni_actors.protocol.errors import OmniError, invalid_request, not_found
 from omni_actors.protocol.request import Completed, Event, MediaChunk, Request, TextDelta, TokenLogprob, Usage
 from omni_actors.protocol.status import AdmissionLoad, ResumeCounts, StageHealth, WorkerExit
 from omni_actors.stages.control import Control
@@ -116,6 +116,26 @@ class Stage:
 
 
 @dataclass
+class FakeAdapters:
+    """LoRA adapters by name, loaded without a worker."""
+
+    paths: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.paths)
+
+    async def load(self, name: str, path: str, *, replace: bool = False) -> None:
+        if name in self.paths and not replace:
+            raise invalid_request("It is loaded already.", "lora_name")
+        self.paths[name] = path
+
+    async def unload(self, name: str) -> None:
+        if self.paths.pop(name, None) is None:
+            raise not_found("It is not loaded.", "lora_name", "lora_not_found")
+
+
+@dataclass
 class FakeOrchestrator:
     """Plays a script per request: events, failures (raised), delays (seconds) and events to wait for."""
 
@@ -129,6 +149,7 @@ class FakeOrchestrator:
     stages: dict[str, Stage] = field(default_factory=dict)
     reported: dict[str, dict[str, Any]] = field(default_factory=dict)
     idle: trio.Event = field(default_factory=trio.Event)
+    adapters: FakeAdapters = field(default_factory=FakeAdapters)
 
     def __post_init__(self) -> None:
         self.stages = {stage.name: Stage() for stage in self.plan.stages}

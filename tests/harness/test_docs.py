@@ -18,6 +18,7 @@ from omni_actors.entrypoints.cli import cli
 from omni_actors.entrypoints.openai.fields import accepted_no_ops
 from omni_actors.entrypoints.openai.images.chat_request import ImageChatRequest
 from omni_actors.entrypoints.openai.images.schemas import EditForm, GenerationRequest, LoraChoice
+from omni_actors.entrypoints.openai.loras import UnloadLora
 from omni_actors.entrypoints.openai.schemas import AssistantMessage, ChatRequest, CompletionRequest
 from omni_actors.entrypoints.openai.speech_request import SpeechRequest
 from omni_actors.entrypoints.openai.transcriptions import TranscriptionRequest
@@ -94,6 +95,7 @@ _BODIES = (
     EditForm,
     ImageChatRequest,
     LoraChoice,
+    UnloadLora,
 )
 
 

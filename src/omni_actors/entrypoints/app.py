@@ -15,7 +15,7 @@ from omni_actors.entrypoints.failures import error_reply
 from omni_actors.entrypoints.from_asgi import AsgiExchange, Message, Receive, Send
 from omni_actors.entrypoints.http import JSON, Call, Handler, HttpExchange, Opened
 from omni_actors.entrypoints.middleware import GuardedExchange, Middleware, new_context, normal_path, refusal
-from omni_actors.entrypoints.openai import chat, completions, models, openapi, speech, sse, transcriptions
+from omni_actors.entrypoints.openai import chat, completions, loras, models, openapi, speech, sse, transcriptions
 from omni_actors.entrypoints.openai.errors import http_error
 from omni_actors.entrypoints.openai.images import create as images
 from omni_actors.entrypoints.openai.images.edit import edit
@@ -52,6 +52,8 @@ ROUTES: tuple[Route, ...] = (
     ("GET", "/v1/audio/models", models.audio_models),
     ("GET", "/v1/models", models.list_models),
     ("GET", "/v1/models/<path:name>", models.one_model),
+    ("POST", "/v1/load_lora_adapter", loras.load),
+    ("POST", "/v1/unload_lora_adapter", loras.unload),
     ("GET", "/admin/replicas", replicas.listed),
     ("POST", "/admin/replicas", replicas.command),
     ("GET", "/live", probes.live),

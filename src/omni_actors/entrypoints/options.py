@@ -44,6 +44,8 @@ class ServerOptions:
     """Browser origins that may call; ``*`` allows any (without credentials), empty allows none."""
     model_aliases: tuple[str, ...] = ()
     """Further names under which the model answers."""
+    lora_dirs: tuple[str, ...] = ()
+    """Folders from which an operator may load LoRA adapters while the server runs; empty allows none."""
     audio_history_s: float = 3600.0
     """Seconds for which later turns can refer to a spoken answer by its id (``expires_at``)."""
     log_level: str = "INFO"

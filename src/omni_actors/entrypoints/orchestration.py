@@ -13,11 +13,25 @@ from omni_actors.protocol.status import AdmissionLoad, ResumeCounts, StageHealth
 from omni_actors.stages.control import Control
 
 
+class RuntimeAdapters(Protocol):
+    """LoRA adapters that are loaded and unloaded while a deployment runs."""
+
+    @property
+    def names(self) -> tuple[str, ...]: ...
+
+    async def load(self, name: str, path: str, *, replace: bool = False) -> None: ...
+
+    async def unload(self, name: str) -> None: ...
+
+
 class Orchestration(Protocol):
     """The part of an orchestrator that the API handlers use."""
 
     @property
     def control(self) -> Control: ...
+
+    @property
+    def adapters(self) -> RuntimeAdapters: ...
 
     def open(
         self, request: Request, observer: RequestObserver | None = None

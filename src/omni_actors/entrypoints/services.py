@@ -37,12 +37,10 @@ class Services:
     voices: Voices = field(init=False)
     pictures: PictureFiles = field(init=False)
     """The pictures that clients fetch by URL."""
+    planned_adapters: tuple[str, ...] = field(init=False)
+    """Names of the LoRA adapters of the plan."""
     media_inputs: Mapping[str, tuple[str, ...]] = field(init=False)
     """The media modalities of each task's inputs."""
-    adapters: tuple[str, ...] = field(init=False)
-    """Names of the LoRA adapters."""
-    model_names: tuple[str, ...] = field(init=False)
-    """Every name that a request may give as its model."""
     counters: SingleFlight[Mapping[str, list[dict[str, Any]]]] = field(init=False)
     """The workers' own counters. Anybody may ask for them, so each worker is asked at most one question at a time."""
 
@@ -50,13 +48,22 @@ class Services:
         self.media_inputs = {
             name: tuple(sorted(MEDIA_MODALITIES & task.entries.keys())) for name, task in self.plan.tasks.items()
         }
+        self.planned_adapters = self.plan.adapters
         self.history = SpokenHistory(self.options.audio_history_s)
         self.voices = Voices(self.plan.voices)
         limits = self.plan.limits
         self.pictures = PictureFiles(limits.picture_files_bytes, limits.picture_files_s)
-        self.adapters = self.plan.adapters
         self.counters = SingleFlight(lambda: self.orchestrator.counters())
-        self.model_names = (self.plan.served_model_name, *self.options.model_aliases, *self.adapters)
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the LoRA adapters: those of the plan, and those that were loaded since."""
+        return (*self.planned_adapters, *self.orchestrator.adapters.names)
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Every name that a request may give as its model."""
+        return (self.plan.served_model_name, *self.options.model_aliases, *self.adapters)
 
     def model(self, name: str | None, *, adapted: bool = True) -> str:
         """Return the name under which to answer. ``None`` is the served model; without ``adapted``, LoRA adapters are

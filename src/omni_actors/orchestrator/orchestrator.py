@@ -19,6 +19,7 @@ import trio
 from omni_actors.actors.background import background
 from omni_actors.actors.process import Launcher, open_launcher
 from omni_actors.actors.supervisor import Supervisor, open_supervisor
+from omni_actors.orchestrator.adapters import LoadedAdapters
 from omni_actors.orchestrator.known import check_known
 from omni_actors.orchestrator.lifecycle import RequestLifecycle
 from omni_actors.orchestrator.owner import RequestObserver
@@ -80,6 +81,8 @@ class Orchestrator:
         self.recovery = self.requests.recovery
         self.control = Control(self.pools, plan.limits, self.recovery.replica_ready)
         """The commands of an operator to replicas."""
+        self.adapters = LoadedAdapters(self.pools)
+        """The LoRA adapters that an operator loads while the deployment runs."""
         self._wiring = Wiring(plan, self.pools)
         self._ids = itertools.count(1)
         self._run_id = secrets.token_hex(4)
@@ -130,6 +133,7 @@ class Orchestrator:
 
     def _ready(self, replica: StageReplica) -> None:
         self._wiring.wire(replica)
+        self.adapters.restore(replica)
         self.recovery.replica_ready(replica)
 
     async def _unlinked(self, replica: StageReplica, message: Unlinked) -> None:

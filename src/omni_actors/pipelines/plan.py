@@ -242,6 +242,13 @@ class EdgePlan(EdgeSpec, kw_only=True, frozen=True):
         return msgspec.convert(self, EdgeSpec, from_attributes=True)
 
 
+def _adapters(option: Any) -> list[str]:
+    """Return the names in a stage's option ``loras``: a mapping, a list of names, or a text ``name=path, …``."""
+    if isinstance(option, str):
+        return [name.strip() for part in option.split(",") if (name := part.partition("=")[0]).strip()]
+    return list(option or ())
+
+
 PREFILL = "-prefill"
 """End of the name of the prefill half of a split stage. (No declared stage can have such a name.)"""
 
@@ -299,7 +306,7 @@ class Plan:
     @property
     def adapters(self) -> tuple[str, ...]:
         """Names of the LoRA adapters of the stages, by which requests choose them."""
-        return tuple(dict.fromkeys(name for stage in self.stages for name in stage.options.get("loras") or ()))
+        return tuple(dict.fromkeys(name for stage in self.stages for name in _adapters(stage.options.get("loras"))))
 
     def stage(self, name: str) -> StagePlan:
         """Return the stage of a name. Raises ``KeyError`` if there is none."""

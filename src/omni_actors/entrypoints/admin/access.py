@@ -1,4 +1,4 @@
-"""Access to the admin routes: every path under ``/admin``, including routes of an embedder.
+"""Access to the admin routes: every path under ``/admin``, including routes of an embedder, and :data:`COMMANDS`.
 
 The admin routes need an admin key (``Authorization: Bearer KEY``): one that the operator chose, or the key that the
 server makes at its start and writes into a file of its user's (:mod:`omni_actors.entrypoints.admin.keyfile`). Over a
@@ -20,6 +20,9 @@ from omni_actors.entrypoints.server.addresses import plain
 from omni_actors.protocol.errors import ErrorInfo
 
 ROOT = "/admin"
+
+COMMANDS = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+"""Further paths for operators, where vLLM has them."""
 
 HOW = (
     "Send the admin key as 'Authorization: Bearer KEY'. It is the key of 'serve --admin-key' (OMNI_ACTORS_ADMIN_KEY), "
@@ -44,7 +47,7 @@ _FETCH_SITE = b"sec-fetch-site"
 
 def is_admin(path: str) -> bool:
     """Return whether a path, in the middleware's normal form, belongs to the admin routes."""
-    return path == ROOT or path.startswith(f"{ROOT}/")
+    return path == ROOT or path.startswith(f"{ROOT}/") or path in COMMANDS
 
 
 class AdminAccess:

@@ -90,6 +90,14 @@ from omni_actors.telemetry import logs
     "[default: any, without credentials]",
     show_default=False,
 )
+@click.option(
+    "--lora-dir",
+    "lora_dirs",
+    multiple=True,
+    type=click.Path(exists=True, file_okay=False),
+    help="Folder from which LoRA adapters may be loaded while the server runs. Repeatable.  [default: none]",
+    show_default=False,
+)
 @click.option("--model-alias", "model_aliases", multiple=True, help="Another name of the model. Repeatable.")
 @click.option(
     "--api-key-limit",
@@ -124,6 +132,7 @@ def serve(
     api_keys: tuple[str, ...],
     admin_keys: tuple[str, ...],
     cors_origins: tuple[str, ...],
+    lora_dirs: tuple[str, ...],
     model_aliases: tuple[str, ...],
     log_level: str,
 ) -> None:
@@ -164,6 +173,7 @@ def serve(
         api_keys=api_keys,
         admin_keys=admin_keys,
         cors_origins=_origins(cors_origins),
+        lora_dirs=lora_dirs,
         model_aliases=model_aliases,
         log_level=log_level.upper(),
     )

@@ -16,7 +16,7 @@ import msgspec
 
 from omni_actors.entrypoints.admin.replicas import Command
 from omni_actors.entrypoints.http import Call, Reply
-from omni_actors.entrypoints.openai import schemas, speech_request, transcriptions
+from omni_actors.entrypoints.openai import loras, schemas, speech_request, transcriptions
 from omni_actors.entrypoints.openai.audio import CONTENT_TYPES
 from omni_actors.entrypoints.openai.fields import NoOp, Refused, list_fields, marks
 from omni_actors.entrypoints.openai.images import schemas as images
@@ -161,6 +161,12 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("GET", "/v1/audio/models"): _json("List the models that speak", _fields(models=_NAMED)),
     ("GET", "/v1/models"): _json("The models", _fields(object={"const": "list"}, data=_array(_CARD))),
     ("GET", "/v1/models/{name}"): _json("One model", _CARD, (*_GUARD, 404)),
+    ("POST", "/v1/load_lora_adapter"): Operation(
+        "Load a LoRA adapter", {"text/plain": _TEXT}, _COMMAND, {JSON: _ref(loras.LoadLora)}
+    ),
+    ("POST", "/v1/unload_lora_adapter"): Operation(
+        "Unload a LoRA adapter", {"text/plain": _TEXT}, _COMMAND, {JSON: _ref(loras.UnloadLora)}
+    ),
     ("GET", "/admin/replicas"): _json("List every replica", _REPLICAS, (*_GUARD, 403)),
     ("POST", "/admin/replicas"): Operation(
         "Drain, replace, kill or restart replicas", {JSON: _REPLICAS}, _COMMAND, {JSON: _ref(Command)}
@@ -230,10 +236,12 @@ def _components() -> dict[str, Schema]:
         images.GenerationRequest,
         images.EditRequest,
         images.EditForm,
+        loras.LoadLora,
+        loras.UnloadLora,
         Command,
     )
     _, made = msgspec.json.schema_components(kinds, ref_template=_REF)
-    modules = (schemas, speech_request, transcriptions, images)
+    modules = (schemas, speech_request, transcriptions, images, loras)
     structs = [it for module in modules for it in vars(module).values() if _is_struct(it)]
     for kind in structs:
         if kind.__name__ in made:
