@@ -19,6 +19,10 @@ _MODELOPT = "hf_quant_config.json"
 """The file in which NVIDIA's ModelOpt describes its quantization, beside a configuration that need not mention it."""
 
 
+_LOADED_BY_DIFFUSERS = frozenset({"bitsandbytes", "gguf", "quanto", "torchao"})
+"""Methods whose weights diffusers' own loaders read with their scales, component by component."""
+
+
 def method_of(folder: Path) -> str | None:
     """Return a checkpoint's quantization by its ``quant_method``, of the whole model or of a part; ``None`` for plain
     weights and for a folder without a configuration. A folder of diffusers has a configuration for each component."""
@@ -39,13 +43,14 @@ def _method_in(folder: Path) -> str | None:
 def check_quantization(stage: str, kind: str, model: str | None, platform: OmniPlatform) -> None:
     """Check that a stage's engine and platform can compute its checkpoint.
 
-    vLLM and engines by dotted name load checkpoints themselves, and report quantizations that they do not support.
+    vLLM and engines by dotted name load checkpoints themselves, and report quantizations that they do not support. So
+    do the loaders of diffusers, for the methods that they know.
 
     Raises:
         PlanError: The checkpoint is quantized in a way that the platform's engines cannot compute.
     """
     method = method_of(Path(model)) if model and kind != VLLM and ":" not in kind else None
-    if method is None:
+    if method is None or (kind == "diffusion" and method in _LOADED_BY_DIFFUSERS):
         return
     reason = platform.quantization.get(method, f"platform '{platform.name}' does not know it")
     if reason:
