@@ -6,20 +6,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import pytest
-from tests.pipelines.builders import plan_of
+from tests.pipelines.builders import ASSISTANT, plan_of
 
 from omni_actors.models.diffusion.pipeline import apart, image_pipeline
-from omni_actors.orchestrator.adapters import OPTION, LoadedAdapters
+from omni_actors.orchestrator.adapters import LoadedAdapters
 from omni_actors.pipelines.plan import StagePlan
 from omni_actors.protocol.errors import OmniError, invalid_request, stage_died
-from omni_actors.protocol.options import Option
 from omni_actors.protocol.states import ReplicaState
 from omni_actors.stages.pool import StagePool
 from omni_actors.stages.replica import StageReplica
 
-PIPELINE = image_pipeline(
-    "painter", "adapter:P", architectures=(), options={OPTION: Option(None, "Bytes.", type=int)}, doc="Paints."
-)
+PIPELINE = image_pipeline("painter", "adapter:P", architectures=(), doc="Paints.")
 
 
 @dataclass
@@ -120,9 +117,9 @@ async def test_an_unknown_adapter_and_a_model_without_adapters_are_refused() -> 
     with pytest.raises(OmniError) as refused:
         await adapters.unload("pen")
     assert refused.value.info.status == 404
-    plain, _ = workers(pipeline=image_pipeline("plain", "adapter:P", architectures=(), doc="Paints."))
+    writers, _ = workers(pipeline=ASSISTANT)
     with pytest.raises(OmniError) as refused:
-        await plain.load("pen", "/loras/pen")
+        await writers.load("pen", "/loras/pen")
     assert refused.value.info.param == "lora_name"
 
 
