@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift, retrieve_timesteps
 
+from omni_actors.models.diffusion.acceleration.step_cache import BlockLayout
 from omni_actors.models.diffusion.adapter import DiffusersAdapter
 from omni_actors.models.diffusion.rows import Conditioning, Row
 from omni_actors.models.flux.options import OPTIONS
@@ -39,6 +40,7 @@ class Flux(DiffusersAdapter):
     """
 
     pipeline_class = "FluxPipeline"
+    blocks = BlockLayout()
     encoders = ("text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2", "image_encoder", "feature_extractor")
     structures: ClassVar[tuple[type, ...]] = (Embeddings,)
     accepts = frozenset({"true_guidance"})

@@ -11,6 +11,7 @@ import torch
 from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu, retrieve_timesteps
 from PIL import Image
 
+from omni_actors.models.diffusion.acceleration.step_cache import BlockLayout
 from omni_actors.models.diffusion.editing import EditingAdapter
 from omni_actors.models.diffusion.rows import Conditioning, Row
 from omni_actors.models.diffusion.sizes import nearest_size
@@ -45,6 +46,7 @@ class Flux2Klein(EditingAdapter):
     """``Flux2KleinPipeline``, the base model (guided by a second branch) and the distilled one (not guided)."""
 
     pipeline_class = "Flux2KleinPipeline"
+    blocks = BlockLayout()
     encoders = ("text_encoder", "tokenizer")
     structures = (Embeddings, PictureTokens)
     accepts = frozenset({"pictures"})

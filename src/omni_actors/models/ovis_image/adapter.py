@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from diffusers.pipelines.ovis_image.pipeline_ovis_image import calculate_shift, retrieve_timesteps
 
+from omni_actors.models.diffusion.acceleration.step_cache import BlockLayout
 from omni_actors.models.diffusion.adapter import DiffusersAdapter
 from omni_actors.models.diffusion.rows import Conditioning, Row
 from omni_actors.protocol.params import ImageGeneration
@@ -33,6 +34,7 @@ class OvisImage(DiffusersAdapter):
     """``OvisImagePipeline``."""
 
     pipeline_class = "OvisImagePipeline"
+    blocks = BlockLayout()
     encoders = ("text_encoder", "tokenizer")
     structures = (Embeddings,)
     default_steps = 50

@@ -10,6 +10,7 @@ import torch
 from diffusers.pipelines.pixart_alpha import pipeline_pixart_sigma as tables
 from diffusers.utils.torch_utils import randn_tensor
 
+from omni_actors.models.diffusion.acceleration.step_cache import BlockLayout
 from omni_actors.models.diffusion.karras import KarrasAdapter
 from omni_actors.models.diffusion.pixels import to_pixels
 from omni_actors.models.diffusion.rows import Conditioning, Row
@@ -46,6 +47,7 @@ class PixArtSigma(KarrasAdapter):
     """
 
     pipeline_class = "PixArtSigmaPipeline"
+    blocks = BlockLayout()
     encoders = ("text_encoder", "tokenizer")
     structures = (Embeddings,)
     default_steps = 20
