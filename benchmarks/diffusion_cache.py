@@ -3,7 +3,8 @@
     python benchmarks/diffusion_cache.py [--quick] [--json FILE] [--family digits] [--pictures 200]
 
 Pictures are made in the real engine, eight at a time, with the model's own guidance: once without a cache, then with
-each setting. Told are the skipped steps, denoising steps per second and their ratio to those without a cache, and the
+each setting. Told are the skipped steps, denoising steps per second of one
+processor thread and their ratio to those without a cache, and the
 signal to noise (PSNR in dB) of the pixels against the pictures without a cache. With the digits model also the share of
 pictures that a k-NN on scikit-learn's digits recognises. Tiny checkpoints have random weights: their figures are about
 speed; how much a released model loses, only its own weights say.
@@ -111,7 +112,8 @@ def prompt(number: int) -> str:
 
 @dataclass
 class Made:
-    """Pictures with one setting: pixels, steps per second, and the part of the steps that was skipped."""
+    """Pictures with one setting: pixels, steps per second of the processor, and the part of the steps that was
+    skipped."""
 
     pixels: list[np.ndarray[Any, Any]]
     rate: float
@@ -119,16 +121,17 @@ class Made:
 
 
 def make(engine: DiffusionEngine, model: Model, count: int, cache: dict[str, float]) -> Made:
-    """Make pictures, :data:`AT_ONCE` at a time; the time is that of the whole engine."""
+    """Make pictures, :data:`AT_ONCE` at a time; the time is the processor's for the whole engine on one thread, so that
+    other work on the machine counts little."""
     pixels, skipped, seconds = [], 0, 0.0
     for first in range(0, count, AT_ONCE):
         jobs = []
         for number in range(first, min(count, first + AT_ONCE)):
             image = ImageGeneration(prompt=prompt(number), seed=number, steps=model.steps, cache=cache)
             jobs.append(Job(Work(number, f"picture-{number}", {"image": image}, routed=True)))
-        begun = time.perf_counter()
+        begun = time.process_time()
         outcomes = drive(engine, jobs)
-        seconds += time.perf_counter() - begun
+        seconds += time.process_time() - begun
         for number in sorted(outcomes):
             pixels.append(picture_of(outcomes[number]))
             usage = outcomes[number].usage

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def serial() -> Iterator[int]:
+    return itertools.count(1)
+
+
 @pytest.fixture
-def make(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+def make(folder: Path, serial: Iterator[int], monkeypatch: pytest.MonkeyPatch) -> Make:
     """Return a loaded engine on a device with so much memory."""
     torch.set_num_threads(1)
     monkeypatch.setenv("OMNI_SIM_MEMORY", str(1 << 30))
@@ -70,7 +76,6 @@ def make(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
         engine.load(lambda text, fraction: None)
         return engine
 
-    serial = iter(range(1, 1000))
     return make
 
 
@@ -99,3 +104,45 @@ def test_with_offload_a_model_beyond_the_memory_makes_the_same_picture(make: Mak
     assert counters["sim_memory_peak_bytes"] <= memory
     assert counters["offload_loads_total"] > 0
     assert counters["sim_memory_refusals_total"] == 0
+
+
+def mixed(count: int) -> list[ImageGeneration]:
+    """Return pictures of several sizes, steps and guidance, some with a step cache."""
+    chance = random.Random(7)
+    return [
+        ImageGeneration(
+            prompt=f"picture {number}",
+            seed=number,
+            steps=chance.randrange(1, 4),
+            guidance=chance.choice((1.0, 3.0)),
+            width=chance.choice((32, 64)),
+            height=chance.choice((32, 64)),
+            cache=chance.choice(({}, {"threshold": 0.5})),
+        )
+        for number in range(count)
+    ]
+
+
+def test_fifty_mixed_pictures_stay_within_the_memory_and_none_fails(make: Make, folder: Path) -> None:
+    weights = (folder / "transformer/diffusion_pytorch_model.safetensors").stat().st_size
+    engine = make(weights + 16 * MIB)
+    outcomes = run(engine, mixed(50), seed=3)
+    assert [key for key, outcome in outcomes.items() if outcome.error is not None] == []
+    counters = engine.counters()
+    assert counters["sim_memory_peak_bytes"] <= weights + 16 * MIB
+    assert counters["sim_memory_refusals_total"] == 0
+    assert counters["memory_bytes"] == 0
+    assert counters["rows_total"] > counters["forwards_total"]
+
+
+def test_a_planned_shortage_fails_one_picture_and_the_next_succeeds(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMNI_SIM_FAULTS", "oom@3")
+    engine = make(1 << 28)
+    (failed,) = run(engine, [IMAGE]).values()
+    assert failed.error is not None
+    assert (failed.error.status, failed.error.code) == (503, "out_of_memory")
+    (succeeded,) = run(engine, [IMAGE]).values()
+    pixels(succeeded)
+    assert engine.counters()["memory_bytes"] == 0

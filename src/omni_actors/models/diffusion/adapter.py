@@ -61,7 +61,7 @@ class DiffusersAdapter(AcceleratedAdapter):
 
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
         progress("loading the weights", None)
-        with self.acceleration.loading(self.runtime):
+        with self.runtime.host():
             self.pipe = self.load_pipe()
         self.prepare()
         self.accelerate()
@@ -71,7 +71,7 @@ class DiffusersAdapter(AcceleratedAdapter):
 
     def load_pipe(self) -> Any:
         """Return diffusers' pipeline object with the components that :attr:`parts` need."""
-        device = self.acceleration.load_device(self.runtime)
+        device = self.runtime.host_device
         folder = self.hello.model or ""
         return load_pipeline(folder, self.pipeline_class, self.dtype, device, self.needs, self.given())
 

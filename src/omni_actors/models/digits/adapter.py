@@ -36,7 +36,7 @@ class Digits(StableDiffusion3):
 
     def load_pipe(self) -> Any:
         pipe = load_pipe(Path(self.hello.model or ""), self.dtype)
-        return pipe.to(self.acceleration.load_device(self.runtime))
+        return pipe.to(self.runtime.host_device)
 
     def prepare(self) -> None:
         folder = Path(self.hello.model or "", self.hello.options["text_encoder"])

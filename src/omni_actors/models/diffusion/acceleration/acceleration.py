@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -51,18 +51,15 @@ class Acceleration:
         self._token_bytes = 0
         self._loras_at_start = 0
 
-    def loading(self, runtime: DeviceRuntime) -> AbstractContextManager[Any]:
-        """Return the context for the loading of weights."""
-        return nullcontext() if self._options["offload"] == NONE else runtime.host()
-
-    def load_device(self, runtime: DeviceRuntime) -> torch.device:
-        """Return the device onto which weights are loaded."""
-        return runtime.torch_device if self._options["offload"] == NONE else runtime.host_device
-
-    def offload_weights(self, components: Mapping[str, nn.Module], runtime: DeviceRuntime) -> None:
-        """Let the weights of a loaded pipeline come to the device in turn, if the stage offloads."""
+    def place(self, components: Mapping[str, nn.Module], runtime: DeviceRuntime) -> None:
+        """Put the weights of a pipeline, which was loaded into the host's memory, on the device: all of them, or in
+        turn if the stage offloads."""
         if self._options["offload"] != NONE:
             self.offload = Offload(self._options["offload"], components, runtime)
+            return
+        with runtime.host():
+            for component in components.values():
+                component._apply(runtime.onload)
 
     def install(
         self, model: nn.Module, component: str, pipeline: type, dtype: torch.dtype, layout: BlockLayout | None

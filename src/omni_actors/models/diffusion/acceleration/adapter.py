@@ -21,7 +21,7 @@ from omni_actors.worker.engines.diffusion.options import OPTIONS
 class AcceleratedAdapter(DiffusionAdapter):
     """An adapter over the components of one diffusers pipeline, ``self.pipe``, with the stage's accelerations.
 
-    A subclass loads the pipeline inside ``self.acceleration.loading`` onto ``self.acceleration.load_device``, calls
+    A subclass loads the pipeline inside ``self.runtime.host()`` onto ``self.runtime.host_device``, calls
     :meth:`accelerate` before its first forward, and runs each forward inside ``self.acceleration.forward``.
     """
 
@@ -40,8 +40,8 @@ class AcceleratedAdapter(DiffusionAdapter):
         self.pipe: Any
 
     def accelerate(self) -> None:
-        """Put the stage's accelerations into the loaded pipeline."""
-        self.acceleration.offload_weights(modules_of(self.pipe), self.runtime)
+        """Put the loaded pipeline on the device, with the stage's accelerations."""
+        self.acceleration.place(modules_of(self.pipe), self.runtime)
         if DENOISE in self.parts:
             self.acceleration.install(self.model, self.denoiser, type(self.pipe), self.dtype, self.blocks)
 
