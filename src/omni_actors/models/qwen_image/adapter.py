@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from diffusers.pipelines.qwenimage.pipeline_qwenimage import calculate_shift
 
+from omni_actors.models.diffusion.acceleration.step_cache import BlockLayout
 from omni_actors.models.diffusion.adapter import DiffusersAdapter
 from omni_actors.models.diffusion.rows import Conditioning, Row
 from omni_actors.protocol.errors import invalid_request
@@ -28,6 +29,7 @@ class QwenImage(DiffusersAdapter):
     """``QwenImagePipeline``, text to image. ``guidance`` is the pipeline's ``true_cfg_scale``."""
 
     pipeline_class = "QwenImagePipeline"
+    blocks = BlockLayout()
     encoders = ("text_encoder", "tokenizer", "processor")
     accepts = frozenset({"true_guidance"})
     default_steps = 50

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from diffusers.pipelines.z_image.pipeline_z_image import calculate_shift, get_default_z_image_sigmas
 
+from omni_actors.models.diffusion.acceleration.step_cache import BlockLayout
 from omni_actors.models.diffusion.adapter import DiffusersAdapter
 from omni_actors.models.diffusion.rows import Conditioning, Row
 from omni_actors.protocol.params import ImageGeneration
@@ -23,6 +24,7 @@ class ZImage(DiffusersAdapter):
     """``ZImagePipeline``, text to image."""
 
     pipeline_class = "ZImagePipeline"
+    blocks = BlockLayout(lists=("layers",), mask="attn_mask")
     encoders = ("text_encoder", "tokenizer")
     default_steps = 50
     default_guidance = 5.0

@@ -25,6 +25,7 @@ class AcceleratedAdapter(DiffusionAdapter):
     :meth:`accelerate` before its first forward, and runs each forward inside ``self.acceleration.forward``.
     """
 
+    accelerated = True
     denoiser: ClassVar[str] = "transformer"
     """Name of the component that denoises."""
     blocks: ClassVar[BlockLayout | None] = None

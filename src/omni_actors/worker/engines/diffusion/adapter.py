@@ -34,6 +34,10 @@ class DiffusionAdapter(ABC):
     tensors: ClassVar[Specs] = {}
     """The tensors of payloads that this stage takes and emits, by kind and tensor name."""
 
+    accelerated: ClassVar[bool] = False
+    """Whether the adapter follows the options and fields of accelerations: step caches, LoRA adapters, offload,
+    compilation. The engine refuses them for another one."""
+
     def __init__(self, hello: Hello) -> None:
         self.hello = hello
         self.parts: frozenset[str] = frozenset((hello.options.get("parts") or "encode+denoise+decode").split("+"))

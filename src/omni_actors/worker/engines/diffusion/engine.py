@@ -31,6 +31,7 @@ from omni_actors.worker.engines.diffusion.denoise import Denoiser
 from omni_actors.worker.engines.diffusion.fairness import Fairness
 from omni_actors.worker.engines.diffusion.memory import MemoryBudget, usable_bytes
 from omni_actors.worker.engines.diffusion.options import OPTIONS
+from omni_actors.worker.engines.diffusion.plain import check_plain_request, check_plain_stage
 from omni_actors.worker.engines.diffusion.request import PictureRequest
 from omni_actors.worker.engines.diffusion.slices import SliceRunner
 from omni_actors.worker.engines.diffusion.table import PictureTable
@@ -65,6 +66,8 @@ class DiffusionEngine(Engine):
 
     def load(self, progress: Callable[[str, float | None], None]) -> dict[str, Any]:
         adapter: DiffusionAdapter = class_named(self.hello.adapter, DiffusionAdapter, "adapter")(self.hello)
+        if not adapter.accelerated:
+            check_plain_stage(self._options)
         adapter.compiling = lambda: self.compiling()
         facts = facts_of(adapter, adapter.load(progress))
         self.attach(adapter)
@@ -106,6 +109,8 @@ class DiffusionEngine(Engine):
 
     def _opened(self, work: Work) -> list[Cursor]:
         image = work.params.get("image") or ImageGeneration()
+        if not self._adapter.accelerated:
+            check_plain_request(image)
         opened = sequence_of(self._adapter, "open", self._adapter.open(work, image), "a sequence of Cursor")
         if not opened or not all(isinstance(cursor, Cursor) for cursor in opened):
             raise wrong(self._adapter, "open", f"a sequence of {len(opened)} items", "a Cursor for each picture")
