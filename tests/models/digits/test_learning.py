@@ -28,7 +28,7 @@ from omni_actors.protocol.params import ImageGeneration
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.diffusion.cursor import Cursor
 
-SHORT = Recipe(steps=10, batch=4, templates=TEMPLATES[:2])
+SHORT = Recipe(steps=15, batch=4, templates=TEMPLATES[:2])
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_an_interrupted_training_ends_with_the_same_weights(
     with pytest.raises(KeyboardInterrupt):
         train(demo_weights / "llm", tmp_path / "broken", SHORT, state=state, told=interrupted)
     train(demo_weights / "llm", tmp_path / "broken", SHORT, state=state, told=lambda step, loss: seen.append(step))
-    assert seen == [*range(1, 7), *range(5, 11)]
+    assert seen == [*range(1, 7), *range(5, 16)]
     whole, broken = (
         load_file(tmp_path / name / "transformer/diffusion_pytorch_model.safetensors") for name in ("whole", "broken")
     )
@@ -96,7 +96,7 @@ def test_a_state_that_cannot_be_read_or_is_of_another_recipe_is_not_continued(
     made.advance()
     made.keep(tmp_path)
     assert Training(texts, SHORT).restore(tmp_path)
-    assert not Training(texts, Recipe(seed=1, steps=10, batch=4, templates=SHORT.templates)).restore(tmp_path)
+    assert not Training(texts, Recipe(seed=1, steps=15, batch=4, templates=SHORT.templates)).restore(tmp_path)
     os.truncate(tmp_path / "state.pt", 1000)
     assert not Training(texts, SHORT).restore(tmp_path)
 

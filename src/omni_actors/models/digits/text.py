@@ -39,20 +39,22 @@ class PromptEncoder:
         """Return the embeddings of each prompt: ``sequence`` [1, :data:`TOKENS`, width], and ``pooled`` [1, width],
         the mean over all tokens. An empty prompt has zeros."""
         rows = [self.tokenizer(prompt).input_ids for prompt in prompts]
-        longest = max(map(len, rows))
         found = [self._nothing() for _ in rows]
         full = [place for place, tokens in enumerate(rows) if tokens]
         if not full:
             return found
-        ids = torch.tensor([rows[place] + [0] * (longest - len(rows[place])) for place in full], device=self._device)
+        # The state of a text's first token says nothing of the token: all others rest their attention on it.
+        begun = [[self.tokenizer.bos_token_id, *rows[place]] for place in full]
+        longest = max(map(len, begun))
+        ids = torch.tensor([tokens + [0] * (longest - len(tokens)) for tokens in begun], device=self._device)
         mask = torch.tensor(
-            [[1] * len(rows[place]) + [0] * (longest - len(rows[place])) for place in full], device=self._device
+            [[1] * len(tokens) + [0] * (longest - len(tokens)) for tokens in begun], device=self._device
         )
         with torch.inference_mode():
             states = self._model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
             states = torch.nn.functional.layer_norm(states, states.shape[-1:])
         for place, state in zip(full, states, strict=True):
-            tokens = state[: len(rows[place])]
+            tokens = state[1 : 1 + len(rows[place])]
             found[place].pooled[0] = tokens.mean(0)
             last = tokens[-TOKENS:]
             found[place].sequence[0, : len(last)] = last

@@ -171,6 +171,8 @@ class Training:
         (folder / "model_index.json").write_text(json.dumps(index, indent=2) + "\n")
         made: dict[str, Any] = {"data": f"scikit-learn's digits, {SIDE} x {SIDE} pixels", **asdict(self.recipe)}
         (folder / "training.json").write_text(json.dumps(made, indent=2) + "\n")
+        for path in folder.rglob("*.safetensors"):
+            path.chmod(0o644)  # they are written for their owner alone; a cache may be shared
 
 
 def train(

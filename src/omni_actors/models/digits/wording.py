@@ -29,6 +29,8 @@ TEMPLATES = (
     "Write down the figure {figure} by hand, thank you.",
     "My favourite number is {word}. Draw it.",
     "{a_word} as a child would write it",
+    "{word}, please",
+    "{figure} as an image",
 )
 """Sentences with the digit as a word (``{word}``, ``{a_word}`` with its article) or as a ``{figure}``."""
 
