@@ -134,7 +134,7 @@ class PipelineCall:
                 bound.arguments["return_dict"] = True
             found = step(*bound.args, **bound.kwargs)
             whole = not isinstance(found, tuple)
-            clean = getattr(found, "pred_original_sample", None) if whole else None
+            clean = getattr(found, "pred_original_sample", getattr(found, "denoised", None)) if whole else None
             latents = found.prev_sample if whole else found[0]
             self._stop(Stepped(bound.arguments["model_output"], bound.arguments["sample"], latents, clean))
             return found if named or not whole else found.to_tuple()
