@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -155,7 +156,7 @@ def test_a_small_picture_does_not_wait_for_a_large_one() -> None:
 
 
 def test_a_large_picture_is_written_although_small_ones_keep_coming() -> None:
-    harness = PictureHarness(slice_s=0.001)
+    harness = PictureHarness(slice_s=0.0)  # one slice a step, and a small picture takes two
     harness.admit(0)
     harness.feed(smooth(600, 600), key=0, end=True)
     for key in range(1, 400):
@@ -178,11 +179,12 @@ class Gate:
         self.begun = threading.Semaphore(0)
         self.real = formats.write_whole
         self.calls = 0
+        self.waits: Callable[[Any], bool] = lambda pixels: pixels.shape[0] * pixels.shape[1] > 1 << 20
 
     def __call__(self, pixels: Any, manner: Any, preview: bool, stopped: Any) -> list[bytes]:
         self.calls += 1
         self.begun.release()
-        if pixels.shape[0] * pixels.shape[1] > 1 << 20:
+        if self.waits(pixels):
             assert self.open.wait(30)
         return self.real(pixels, manner, preview, stopped)
 
@@ -209,6 +211,24 @@ def test_a_long_call_holds_up_neither_small_pictures_nor_pngs(gate: Gate, format
     gate.open.set()
     harness.run()
     assert harness.finished[-1] == 1
+    harness.assert_empty()
+
+
+@pytest.mark.parametrize("format", ["jpeg", "webp"])
+def test_a_preview_that_is_still_in_its_thread_is_dropped_for_the_finished_picture(gate: Gate, format: str) -> None:
+    harness = PictureHarness()
+    gate.waits = lambda pixels: pixels.shape[0] == 64
+    harness.admit(1, format=format)
+    harness.admit(2, format=format)
+    harness.feed(smooth(64, 64), key=1, end=True)
+    harness.step()
+    harness.feed(smooth(32, 32), key=2, preview=1)
+    harness.step()
+    harness.feed(smooth(1100, 1100), key=2, end=True)
+    harness.run(lambda: harness.finished == [2])
+    gate.open.set()
+    harness.run()
+    assert [meta.get("preview") for meta, _ in harness.files(2)] == [None]
     harness.assert_empty()
 
 

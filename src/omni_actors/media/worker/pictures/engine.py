@@ -149,7 +149,6 @@ class PictureEngine(Engine):
         request = self._requests.pop(key, None)
         if request is not None:
             self._drop(set(request.live))
-            request.previews.clear()
 
     def _drop(self, pictures: set[Picture]) -> None:
         """End all work for these pictures."""
