@@ -3,11 +3,12 @@ else is looked at."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import schemathesis
 
-_SERVED = {"model": "stub-voice", "voice": "tone"}
+_SERVED = {"model": os.environ.get("SERVED_MODEL", "stub-voice"), "voice": "tone"}
 
 
 @schemathesis.hook

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,15 @@ def test_fields_that_are_refused_say_so() -> None:
 @pytest.fixture
 def deployment() -> Iterator[str]:
     """A served stub with short deadlines: what would say words for ever is 408."""
-    command = [sys.executable, "-m", "omni_actors", "serve", "stub-voice", "--platform", "cpu", "--port", "0"]
-    command += ["--set", "limits.deadline_s=0.3"]
+    with serving("stub-voice", "limits.deadline_s=0.3") as url:
+        yield url
+
+
+@contextmanager
+def serving(model: str, override: str) -> Iterator[str]:
+    """A served model, which still serves at the end; its URL."""
+    command = [sys.executable, "-m", "omni_actors", "serve", model, "--platform", "cpu", "--port", "0"]
+    command += ["--set", override]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert process.stdout is not None
     try:
@@ -66,19 +74,32 @@ def deployment() -> Iterator[str]:
 @pytest.mark.deadline(180)
 def test_schemathesis_finds_no_500_and_nothing_undocumented(deployment: str, tmp_path: Path) -> None:
     """Commands to replicas are left out: they are obeyed."""
+    assert cases_of(deployment, "stub-voice", tmp_path, "--exclude-path", "/admin/replicas") > 500
+
+
+@pytest.mark.slow
+@pytest.mark.deadline(180)
+def test_schemathesis_finds_no_500_of_pictures(tmp_path: Path) -> None:
+    with serving("stub-image", "stages.image.options.max_pixels=65536") as url:
+        assert cases_of(url, "stub-image", tmp_path, "--include-path-regex", "^/v1/(images|chat)") > 300
+
+
+def cases_of(deployment: str, model: str, tmp_path: Path, *which: str) -> int:
+    """Let schemathesis ask a deployment, and return how many cases it made; all of them must pass."""
     command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(HERE / "schemathesis.toml")]
     command += ["run", f"{deployment}/openapi.json", "--url", deployment, "--seed", "1", "--max-examples", "10"]
-    command += ["--phases", "coverage,fuzzing", "--checks", CHECKS, "--exclude-path", "/admin/replicas", "--no-color"]
+    command += ["--phases", "coverage,fuzzing", "--checks", CHECKS, *which, "--no-color"]
     environment = {
         **os.environ,
         "SCHEMATHESIS_HOOKS": "tests.conformance.openapi_hooks",
+        "SERVED_MODEL": model,
         "PYTHONPATH": str(HERE.parents[1]),
     }
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=170, check=False
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    assert int(re.findall(r"(\d+) generated, \1 passed", done.stdout)[0]) > 500
+    return int(re.findall(r"(\d+) generated, \1 passed", done.stdout)[0])
 
 
 def test_the_document_is_served(deployment: str) -> None:
