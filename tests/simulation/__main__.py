@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 import msgspec
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as seeded
+from hypothesis import strategies as st
 from hypothesis.errors import FlakyFailure
 
 from .run import run
@@ -46,7 +47,9 @@ class Violated(Exception):
     """A run in which an invariant did not hold."""
 
 
-def search(seed: int, count: int = BATCH, *, shrink: bool = True) -> Found:
+def search(
+    seed: int, count: int = BATCH, schedules: st.SearchStrategy[Schedule] = SCHEDULES, *, shrink: bool = True
+) -> Found:
     """Run the schedules that Hypothesis draws from a seed, until one violates; that is shrunk."""
     found = Found(seed)
     limit = math.inf
@@ -62,7 +65,7 @@ def search(seed: int, count: int = BATCH, *, shrink: bool = True) -> Found:
         report_multiple_bugs=False,
         print_blob=False,
     )
-    @given(SCHEDULES)
+    @given(schedules)
     def all_hold(schedule: Schedule) -> None:
         nonlocal limit
         text = msgspec.json.encode(schedule).decode()

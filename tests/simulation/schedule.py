@@ -154,3 +154,35 @@ SCHEDULES = st.builds(
     faults=st.lists(FAULT_EVENTS, max_size=6).map(tuple),
     end=st.sampled_from((0, 0, 0, 0, 0, 0, 200, 600)),
 )
+
+DRAWING = st.builds(
+    Schedule,
+    seed=st.integers(0, 2**32 - 1),
+    deployment=st.sampled_from((0, 4)),
+    loads=st.lists(
+        st.builds(
+            Load,
+            at=st.integers(0, 60),
+            shape=st.just(SHAPES.index(("draw", ("image",)))),
+            tokens=st.integers(4, 10),
+            choices=st.sampled_from((1, 2, 3)),
+            habit=st.sampled_from(("reads", "slow")),
+            amount=st.integers(0, 400),
+        ),
+        min_size=2,
+        max_size=6,
+    ).map(tuple),
+    faults=st.lists(
+        st.builds(
+            Fault,
+            at=st.integers(20, 200),
+            kind=st.sampled_from(("kill", "kill_writing", "kill_partial")),
+            stage=st.sampled_from((STAGES.index("denoiser"), STAGES.index("easel"))),
+            replica=st.integers(0, 1),
+            amount=st.integers(0, 400),
+        ),
+        min_size=1,
+        max_size=4,
+    ).map(tuple),
+)
+"""Pictures alone, and deaths of the workers that make them."""

@@ -23,6 +23,7 @@ from omni_actors.worker.credits import Route
 from omni_actors.worker.output_collector import OutputCollector
 
 from .__main__ import BATCH, search
+from .schedule import DRAWING, SCHEDULES
 
 MOST = 1000
 """Schedules within which a bug has to be found."""
@@ -115,11 +116,15 @@ PLANTED: dict[str, tuple[Patch, str]] = {
         _losing(RequestStream, "feed_again", 1),
         "deadline_exceeded|bytes came as|not_resumable",
     ),
+}
+"""Bugs that any schedule may find."""
+
+OF_PICTURES: dict[str, tuple[Patch, str]] = {
     "pictures that are spliced by bytes": (_spliced, "a broken file"),
     "previews that come again": (_late_previews, "followed by a preview|a preview of step"),
     "pieces of a dead worker's picture": (
         lambda patch: patch.setattr(PictureLedger, "again", lambda self: None),
-        "a broken file|stage_failed .*of a picture followed",
+        "a broken file|stage_failed .*(of a picture followed|sent twice)",
     ),
     "a picture that is delivered again": (
         lambda patch: patch.setattr(PictureLedger, "whole", property(lambda self: set(), lambda self, value: None)),
@@ -131,18 +136,19 @@ PLANTED: dict[str, tuple[Patch, str]] = {
         "of picture . wait for a client",
     ),
 }
-"""Bugs, and what is said of them."""
+"""Bugs that schedules of pictures find."""
 
 
 @pytest.mark.slow
 @pytest.mark.deadline(120)
-@pytest.mark.parametrize("bug", PLANTED)
+@pytest.mark.parametrize("bug", [*PLANTED, *OF_PICTURES])
 def test_a_planted_bug_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant, symptom = PLANTED[bug]
+    plant, symptom = (PLANTED | OF_PICTURES)[bug]
+    schedules = DRAWING if bug in OF_PICTURES else SCHEDULES
     plant(monkeypatch)
     runs = 0
     for seed in range(MOST // BATCH):
-        found = search(seed, shrink=False)
+        found = search(seed, schedules=schedules, shrink=False)
         runs += found.runs
         if found.schedule is not None:
             print(f"{bug}: found in schedule {runs}: {found.violations}")

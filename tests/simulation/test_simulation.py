@@ -10,7 +10,7 @@ import pytest
 
 from .__main__ import search
 from .run import run
-from .schedule import FAULTS, TROUBLES, Fault, Load, Schedule
+from .schedule import DRAWING, FAULTS, TROUBLES, Fault, Load, Schedule
 
 BUSY = Schedule(
     seed=7,
@@ -28,6 +28,18 @@ def test_the_invariants_hold_whatever_happens(seed: int) -> None:
     assert found.schedule is None, (
         f"{found.violations}; its trace: python -m tests.simulation --replay '{found.schedule}'"
     )
+
+
+def test_every_picture_outlives_the_workers_that_make_it() -> None:
+    found = search(0, schedules=DRAWING)
+    assert found.schedule is None, (
+        f"{found.violations}; its trace: python -m tests.simulation --replay '{found.schedule}'"
+    )
+    assert found.hits["resumed:denoiser"] > 20
+    assert found.hits["resumed:easel"] > 20
+    # Of new requests while a stage is down, and of one whose workers are killed again and again.
+    errors = {kind for kind in found.hits if kind.startswith("error:")}
+    assert errors <= {"error:stage_unavailable", "error:poison"}
 
 
 def test_requests_outlive_the_workers_that_they_were_in() -> None:

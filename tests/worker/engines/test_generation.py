@@ -20,8 +20,9 @@ from omni_actors.worker.checks import OutputError, TensorSpec
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.oneshot import GenerationEngine
 from omni_actors.worker.engines.oneshot.adapter import GenerationAdapter
-from omni_actors.worker.engines.oneshot.outputs import Piece, Result, audio_piece, pcm16
+from omni_actors.worker.engines.oneshot.outputs import Piece, Result, add_usage, audio_piece, pcm16
 from omni_actors.worker.isolation import RECOVERY_BATCHES
+from omni_actors.worker.returned import usage_problem
 
 POISON, REFUSED, NAN = 1e7, -1.0, float("nan")
 
@@ -383,6 +384,14 @@ def test_usage_of_pieces_is_added_to_that_of_their_item() -> None:
     engine.admit(work(1, sentences=[2, 3]))
     drain(engine, out)
     assert out.of(1, "finish") == [Usage(prompt_tokens=6, completion_tokens=5)]
+
+
+def test_every_field_of_usage_is_added() -> None:
+    names = Usage.__struct_fields__
+    one = Usage(**{name: type(getattr(Usage(), name))(place + 1) for place, name in enumerate(names)})
+    both = add_usage(one, one)
+    assert [getattr(both, name) for name in names] == [2 * getattr(one, name) for name in names]
+    assert usage_problem(both) is None
 
 
 def test_pieces_and_new_batches_alternate() -> None:
