@@ -128,8 +128,11 @@ class Flux2Klein(EditingAdapter):
         pictures = [self._fitted(picture) for picture in self.pictures(cursor)]
         processor = self.pipe.image_processor
         tensors = [processor.preprocess(it, height=it.height, width=it.width, resize_mode="crop") for it in pictures]
-        tokens, positions = self.pipe.prepare_image_latents(tensors, 1, None, self.device, self.pipe.vae.dtype)
-        return PictureTokens(tokens.to(self.dtype), positions, tuple(it.size for it in pictures))
+        # Onto the stage's own device: weights that are offloaded lie on the host until they compute.
+        latents = [self.pipe._encode_vae_image(it.to(self.device, self.pipe.vae.dtype), None) for it in tensors]
+        positions = self.pipe._prepare_image_ids(latents).to(self.device)
+        tokens = torch.cat([self.pipe._pack_latents(it) for it in latents], dim=1).to(self.dtype)
+        return PictureTokens(tokens, positions, tuple(it.size for it in pictures))
 
     def _fitted(self, picture: Image.Image) -> Image.Image:
         """Return a picture of at most the model's own size, cut to whole tokens."""

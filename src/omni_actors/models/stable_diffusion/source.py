@@ -31,10 +31,16 @@ class Source:
 
 
 class SourceEncoder:
-    """The encoder of the picture of an edit, over the components of diffusers' pipeline."""
+    """The encoder of the picture of an edit.
 
-    def __init__(self, pipe: Any) -> None:
+    Args:
+        pipe: diffusers' pipeline, with the VAE.
+        device: The device that computes, also while offloaded weights lie on the host.
+    """
+
+    def __init__(self, pipe: Any, device: torch.device) -> None:
         self.vae = pipe.vae
+        self.device = device
         self.scale: int = pipe.vae_scale_factor
         self.pictures = VaeImageProcessor(vae_scale_factor=self.scale)
         self.masks = VaeImageProcessor(
@@ -60,7 +66,7 @@ class SourceEncoder:
         return Source(moments, small.to(moments.device), outside, Kept.state(picture, mask, width, height))
 
     def _moments(self, pixels: torch.Tensor) -> torch.Tensor:
-        moments: torch.Tensor = self.vae.encode(pixels.to(self.vae.device, self.vae.dtype)).latent_dist.parameters
+        moments: torch.Tensor = self.vae.encode(pixels.to(self.device, self.vae.dtype)).latent_dist.parameters
         return moments.contiguous()
 
     def sample(self, moments: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -140,7 +140,7 @@ class UNetAdapter(KarrasAdapter, EditingAdapter):
         if not cursor.image.pictures:
             return None
         (picture,) = self.pictures(cursor)
-        return SourceEncoder(self.pipe).encode(picture, self.mask(cursor), cursor.width, cursor.height)
+        return SourceEncoder(self.pipe, self.device).encode(picture, self.mask(cursor), cursor.width, cursor.height)
 
     @abstractmethod
     def embed(self, image: ImageGeneration) -> tuple[Embeddings | None, Embeddings]:
@@ -153,7 +153,7 @@ class UNetAdapter(KarrasAdapter, EditingAdapter):
         channels = self.pipe.vae.config.latent_channels
         shape = (1, channels, cursor.height // scale, cursor.width // scale)
         source: Source | None = cursor.conditioning.extra
-        coder = SourceEncoder(self.pipe)
+        coder = SourceEncoder(self.pipe, self.device)
         state = cursor.state
         if source is not None and not (self.reads_mask and self.strength(cursor.image) == 1.0):
             state["picture"] = coder.sample(source.picture, cursor.generator).to(self.dtype)
