@@ -163,7 +163,7 @@ def _needed(plan: Plan) -> list[Weights]:
     for weights in used:
         if weights.trained and not is_there(weights, demo_folder()):
             raise PlanError(
-                f"the {weights.title} model has not been trained on this machine, which takes minutes of one core. "
+                f"the weights '{weights.name}' have not been trained on this machine, which takes minutes of one core. "
                 f"Run: {PULL_COMMAND} {' '.join((*weights.after, weights.name))}"
             )
     # All of the demo if a part of it is used: a stage may need another one's (the voice activity net, say).
