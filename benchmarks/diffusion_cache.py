@@ -84,8 +84,8 @@ def models(family: str) -> list[Model]:
     return found
 
 
-def engine_of(model: Model) -> DiffusionEngine:
-    """Return the real engine with a model, loaded."""
+def engine_of(model: Model, **options: Any) -> DiffusionEngine:
+    """Return the real engine with a model, loaded, with further options of its stage."""
     engine = DiffusionEngine(
         Hello(
             version=PROTOCOL_VERSION,
@@ -97,7 +97,7 @@ def engine_of(model: Model) -> DiffusionEngine:
             model=str(model.folder),
             dtype="float32",
             device="cpu",
-            options={**model.options, "max_rows": 2 * AT_ONCE},
+            options={**model.options, "max_rows": 2 * AT_ONCE, **options},
         )
     )
     engine.load(lambda text, fraction: None)

@@ -55,6 +55,12 @@ class AcceleratedAdapter(DiffusionAdapter):
         return self.acceleration.reserved_bytes
 
     def query(self, what: str, args: Mapping[str, Any]) -> Any:
+        if DENOISE not in self.parts and what in ("load_lora", "unload_lora"):
+            return {
+                "name": args.get("name"),
+                "bytes": 0,
+                "layers": 0,
+            }  # adapters change the denoiser, which is elsewhere
         return self.acceleration.query(what, args)
 
     def counters(self) -> dict[str, float]:

@@ -144,6 +144,8 @@ class DiffusionAdapter(ABC):
 
     def query(self, what: str, args: Mapping[str, Any]) -> Any:
         """Answer an operator's query. Raise :class:`OmniError` with 400 for wrong arguments or an unknown query."""
+        if what in ("load_lora", "unload_lora"):
+            raise invalid_request("This model takes no LoRA adapters.", "name")
         raise invalid_request(f"unknown query {what!r}")
 
     def counters(self) -> dict[str, float]:
