@@ -65,8 +65,16 @@ REFUSED: dict[str, tuple[tuple[Mapping[str, Any], str], ...]] = {
     ),
     "stable-diffusion-xl": (({"layers": 2}, "layers"), ({"prompt": "word " * 80}, "prompt")),
     "stable-diffusion-inpaint": (({}, "mask"), ({"pictures": 1}, "mask")),
-    "pixart-sigma": (({"pictures": 1}, "image"), ({"prompt": "word " * 320}, "prompt")),
-    "ovis-image": (({"pictures": 1}, "image"), ({"negative_prompt": "word " * 320}, "negative_prompt")),
+    "pixart-sigma": (
+        ({"negative_prompt": "rain", "guidance": 1.0}, "negative_prompt"),
+        ({"pictures": 1}, "image"),
+        ({"prompt": "word " * 320}, "prompt"),
+    ),
+    "ovis-image": (
+        ({"negative_prompt": "rain", "guidance": 1.0}, "negative_prompt"),
+        ({"pictures": 1}, "image"),
+        ({"negative_prompt": "word " * 320}, "negative_prompt"),
+    ),
 }
 
 

@@ -13,6 +13,7 @@ from diffusers.pipelines.ovis_image.pipeline_ovis_image import calculate_shift, 
 from omni_actors.models.diffusion.acceleration.step_cache import BlockLayout
 from omni_actors.models.diffusion.adapter import DiffusersAdapter
 from omni_actors.models.diffusion.rows import Conditioning, Row
+from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.params import ImageGeneration
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.diffusion.adapter import ENCODE
@@ -50,6 +51,8 @@ class OvisImage(DiffusersAdapter):
 
     def check(self, work: Work, image: ImageGeneration) -> None:
         super().check(work, image)
+        if image.negative_prompt is not None and self.branch_count(image) == 1:
+            raise invalid_request("'negative_prompt' needs a 'guidance_scale' above 1.", "negative_prompt")
         if ENCODE in self.parts:
             most = PROMPT_TOKENS + self.pipe.user_prompt_begin_id
             for text, param in ((image.prompt, "prompt"), (image.negative_prompt, "negative_prompt")):

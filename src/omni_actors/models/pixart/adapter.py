@@ -14,6 +14,7 @@ from omni_actors.models.diffusion.acceleration.step_cache import BlockLayout
 from omni_actors.models.diffusion.karras import KarrasAdapter
 from omni_actors.models.diffusion.pixels import to_pixels
 from omni_actors.models.diffusion.rows import Conditioning, Row
+from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.params import ImageGeneration
 from omni_actors.worker.engine import Work
 from omni_actors.worker.engines.diffusion.adapter import ENCODE
@@ -55,6 +56,8 @@ class PixArtSigma(KarrasAdapter):
 
     def check(self, work: Work, image: ImageGeneration) -> None:
         super().check(work, image)
+        if image.negative_prompt is not None and self.branch_count(image) == 1:
+            raise invalid_request("'negative_prompt' needs a 'guidance_scale' above 1.", "negative_prompt")
         if ENCODE in self.parts:
             self.check_prompt(self.pipe.tokenizer, image.prompt, PROMPT_TOKENS, "prompt")
             self.check_prompt(self.pipe.tokenizer, image.negative_prompt, PROMPT_TOKENS, "negative_prompt")
