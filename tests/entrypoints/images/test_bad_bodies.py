@@ -92,6 +92,13 @@ async def test_a_size_that_cannot_be_names_the_nearest_which_can(size: str, near
         assert (await server.post(GENERATIONS, {"prompt": "a boat", "size": nearest})).status_code == 200
 
 
+async def test_a_side_that_is_too_long_is_refused_though_the_pixels_are_few() -> None:
+    async with painter(facts=FACTS | {"max_side": 256}) as server:
+        error = error_of(await server.post(GENERATIONS, {"prompt": "a", "size": "512x64"}), 400)
+        assert error["param"] == "size"
+        assert "256x32" in error["message"]
+
+
 async def test_an_unknown_field_names_the_nearest_which_is_known() -> None:
     async with painter() as server:
         error = error_of(await server.post(GENERATIONS, {"prompt": "a boat", "num_inference_step": 4}), 400)

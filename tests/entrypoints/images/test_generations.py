@@ -157,6 +157,7 @@ async def test_the_models_card_tells_what_the_pictures_can_be() -> None:
             "sizes": [],
             "multiple": 16,
             "max_pixels": 1 << 20,
+            "max_side": None,
             "formats": ["png", "webp", "jpeg"],
             "steps": 8,
             "max_steps": 1000,

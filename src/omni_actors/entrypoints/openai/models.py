@@ -69,6 +69,7 @@ def _pictures(services: Services) -> dict[str, Any]:
             "sizes": [f"{width}x{height}" for width, height in facts.sizes],
             "multiple": facts.multiple,
             "max_pixels": facts.max_pixels,
+            "max_side": facts.max_side,
             "formats": list(CONTENT_TYPES),
             "steps": facts.steps,
             "max_steps": facts.max_steps,

@@ -100,6 +100,7 @@ class DiffusersAdapter(AcceleratedAdapter):
             "height": height,
             "multiple": self.multiple,
             "max_pixels": self.max_pixels,
+            "max_side": self.max_side,
             "steps": self.options["steps"] or self.default_steps,
             "guidance": self.default_guidance if self.options["guidance"] is None else self.options["guidance"],
             "step_batched": True,

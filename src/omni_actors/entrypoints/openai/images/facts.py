@@ -34,6 +34,7 @@ class PictureFacts(msgspec.Struct, frozen=True, kw_only=True):
         height: The default height in pixels.
         multiple: The number that width and height must divide by.
         max_pixels: The most pixels of a picture.
+        max_side: The longest side in pixels, if there is one beside the most pixels.
         sizes: The only sizes, if the model has a table of them.
         steps: The default number of steps.
         max_steps: The most steps of a request.
@@ -47,6 +48,7 @@ class PictureFacts(msgspec.Struct, frozen=True, kw_only=True):
     height: int | None = None
     multiple: int | None = None
     max_pixels: int | None = None
+    max_side: int | None = None
     sizes: tuple[tuple[int, int], ...] = ()
     steps: int | None = None
     max_steps: int | None = None

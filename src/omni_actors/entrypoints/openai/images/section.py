@@ -121,7 +121,14 @@ def size_of(body: PictureFields, facts: PictureFacts) -> tuple[int | None, int |
         raise invalid_request("'width' and 'height' belong together: give both.", missing, "invalid_value")
     try:
         if facts.multiple is not None and facts.max_pixels is not None:
-            check_size(width, height, multiple=facts.multiple, max_pixels=facts.max_pixels, only=facts.sizes)
+            check_size(
+                width,
+                height,
+                multiple=facts.multiple,
+                max_pixels=facts.max_pixels,
+                max_side=facts.max_side,
+                only=facts.sizes,
+            )
         elif not (1 <= width <= MAX_SIDE and 1 <= height <= MAX_SIDE):
             raise invalid_request(f"A picture's sides are from 1 to {MAX_SIDE} pixels.", param, "invalid_value")
     except OmniError as error:
