@@ -2,8 +2,8 @@
 
 1. Throughput at 1, 2, 4 and 8 requests at a time, of a model of the digits' size (SD3, 1.39 M parameters, 16 picture
    and 12 text tokens), a tiny Qwen-Image and a tiny FLUX, all with random weights. *Serial* is the diffusers pipeline,
-   one request after the other. The *loop* is the engine's steps that denoise; its *ceiling* is the denoiser's forward
-   alone, called with as many rows in the same run.
+   one request after the other. The *loop* is the engine's steps while all of them denoise; its *ceiling* is the
+   denoiser's forward alone, called with as many rows behind each of these steps.
 2. Poisson arrivals of pictures with 4, 20 and 50 steps at 0.8 and 1.2 of the serial capacity: the latency of the
    engine, and of the same engine with joining off (request batching).
 3. Pictures that cannot share a forward: a short one beside a long one, and a long one beside a closed loop of short
@@ -249,18 +249,17 @@ def subjects() -> list[Subject]:
 
 @dataclass
 class Closed:
-    """A run of a closed loop. ``steps`` are the seconds of the engine's steps that were forwards of all requests,
-    ``shared`` the pictures that shared a forward, on average, while as many requests as allowed were there."""
+    """A run of a closed loop. ``shared`` are the pictures that shared a forward, on average, while as many requests as
+    allowed were there."""
 
     seconds: float
-    steps: list[float]
     shared: float
 
 
 def closed_loop(it: Subject, concurrency: int, pictures: int) -> Closed:
     """Keep ``concurrency`` requests in the engine until ``pictures`` have ended."""
     out: Any = Out(it.clock)
-    left, steps, shared = pictures, list[float](), list[float]()
+    left, shared = pictures, list[float]()
     begin = it.clock()
     # Requests begin at different steps, as those of clients do.
     waiting = [STEPS - place * STEPS // concurrency for place in range(concurrency)]
@@ -268,16 +267,32 @@ def closed_loop(it: Subject, concurrency: int, pictures: int) -> Closed:
         while left and len(it.engine._table.requests) < concurrency:
             it.admit(waiting.pop() if waiting else STEPS)
             left -= 1
-        before, start = it.counters(), it.clock()
+        before = it.counters()["picture_steps_total"]
         it.engine.step(out)
-        took = it.clock() - start
-        after = it.counters()
-        made = after["picture_steps_total"] - before["picture_steps_total"]
+        made = it.counters()["picture_steps_total"] - before
         if made and left and not waiting:
             shared.append(made)
-        if made == concurrency:
+    return Closed(it.clock() - begin, statistics.mean(shared))
+
+
+def loop(it: Subject, concurrency: int, forward: Callable[[], Any]) -> tuple[list[float], list[float]]:
+    """Return the seconds of the engine's steps in which so many requests denoise, and those of the forward alone,
+    called behind each of these steps."""
+    out: Any = Out(it.clock)
+    keys = [it.admit(3 * STEPS) for _ in range(concurrency)]
+    steps, bare = list[float](), list[float]()
+    while len(steps) < 2 * STEPS:
+        before, start = it.counters()["picture_steps_total"], it.clock()
+        it.engine.step(out)
+        took = it.clock() - start
+        if it.counters()["picture_steps_total"] - before == concurrency:
             steps.append(took)
-    return Closed(it.clock() - begin, steps, statistics.mean(shared))
+            start = it.clock()
+            forward()
+            bare.append(it.clock() - start)
+    for key in keys:
+        it.engine.abort(key)
+    return steps, bare
 
 
 def forward_of(it: Subject, concurrency: int) -> Callable[[], Any]:
@@ -310,23 +325,21 @@ def forward_of(it: Subject, concurrency: int) -> Callable[[], Any]:
 
 
 def throughput(it: Subject, repeats: int, report: Report) -> None:
-    bare = {c: forward_of(it, c) for c in CONCURRENCY}
+    forwards = {c: forward_of(it, c) for c in CONCURRENCY}
     serial: list[float] = []
     runs: dict[int, list[Closed]] = {c: [] for c in CONCURRENCY}
-    ceilings: dict[int, list[float]] = {c: [] for c in CONCURRENCY}
+    steps: dict[int, list[float]] = {c: [] for c in CONCURRENCY}
+    bare: dict[int, list[float]] = {c: [] for c in CONCURRENCY}
     it.serial(STEPS)
     for _ in range(repeats):
         for c in CONCURRENCY:
             serial.append(it.serial(STEPS))
             runs[c].append(closed_loop(it, c, PICTURES * c))
-            for _ in range(3 * STEPS):
-                begin = it.clock()
-                bare[c]()
-                ceilings[c].append(it.clock() - begin)
+            for found, more in zip((steps[c], bare[c]), loop(it, c, forwards[c]), strict=True):
+                found += more
     alone = statistics.median(serial)
     for c in CONCURRENCY:
-        step = statistics.median([seconds for run in runs[c] for seconds in run.steps])
-        ceiling = statistics.median(ceilings[c])
+        step, ceiling = statistics.median(steps[c]), statistics.median(bare[c])
         seconds = statistics.median([run.seconds / (PICTURES * c) for run in runs[c]])
         shared = statistics.mean([run.shared for run in runs[c]])
         report.rows.append(

@@ -18,7 +18,7 @@ from omni_actors.models.diffusion.acceleration.adapter import AcceleratedAdapter
 from omni_actors.models.diffusion.components import load_pipeline
 from omni_actors.models.diffusion.payloads import pack, unpack
 from omni_actors.models.diffusion.pixels import Pixels, shrunk, to_pixels
-from omni_actors.models.diffusion.rows import Conditioning, Row
+from omni_actors.models.diffusion.rows import Conditioning, Row, branch_pairs
 from omni_actors.models.diffusion.sizes import check_size
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.params import ImageGeneration
@@ -280,11 +280,17 @@ class DiffusersAdapter(AcceleratedAdapter):
         with torch.inference_mode():
             with self.acceleration.forward(rows):
                 output = self.forward(rows)
-            predictions, first = [], 0
-            for cursor in cursors:
-                count = self.rows(cursor)
-                predictions.append(self.guide(cursor, output[first : first + count]))
-                first += count
+            return self._guided(cursors, rows, output)
+
+    def _guided(self, cursors: Sequence[Cursor], rows: Sequence[Row], output: Any) -> Sequence[torch.Tensor]:
+        plain = type(self).guide is DiffusersAdapter.guide
+        if plain and len(rows) == 2 * len(cursors) > 2 and isinstance(output, torch.Tensor):  # all at once
+            return list(self.combine(*branch_pairs(output, map(self.scale, cursors))).split(1))
+        predictions, first = [], 0
+        for cursor in cursors:
+            count = self.rows(cursor)
+            predictions.append(self.guide(cursor, output[first : first + count]))
+            first += count
         return predictions
 
     @abstractmethod
@@ -295,9 +301,16 @@ class DiffusersAdapter(AcceleratedAdapter):
         """Return the guided prediction [1, …] of a cursor from the output of its branches."""
         if len(branches) == 1:
             return branches[0][None]
-        negative, positive = branches[0][None], branches[1][None]
-        guided: torch.Tensor = negative + cursor.image.guidance * (positive - negative)
-        return guided
+        return self.combine(branches[0][None], branches[1][None], self.scale(cursor))
+
+    def scale(self, cursor: Cursor) -> float:
+        """Return the guidance scale between a cursor's two branches."""
+        return float(cursor.image.guidance or 0)
+
+    def combine(self, negative: torch.Tensor, positive: torch.Tensor, scale: Any) -> torch.Tensor:
+        """Return the guided predictions of cursors, whose branches are stacked. ``scale`` is a number, or has one for
+        each cursor."""
+        return negative + scale * (positive - negative)
 
     def advance(self, cursor: Cursor, prediction: Any) -> None:
         with torch.inference_mode():

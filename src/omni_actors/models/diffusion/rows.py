@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from omni_actors.worker.engines.diffusion.cursor import Cursor
 
@@ -36,3 +39,11 @@ class Row:
     def timestep(self) -> Any:
         """The timestep of the cursor's next step, as its scheduler gives it."""
         return self.cursor.timesteps[self.cursor.step]
+
+
+def branch_pairs(output: torch.Tensor, scales: Iterable[float]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the negative and the positive branches of rows that come in pairs, each [cursors, …], and the guidance
+    scales in a shape that multiplies them."""
+    pairs = output.unflatten(0, (-1, 2))
+    stacked = torch.tensor(list(scales), dtype=output.dtype, device=output.device)
+    return pairs[:, 0], pairs[:, 1], stacked.view(-1, *[1] * (output.dim() - 1))

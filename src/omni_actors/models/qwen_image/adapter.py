@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 from diffusers.pipelines.qwenimage.pipeline_qwenimage import calculate_shift
+from torch.nn.utils.rnn import pad_sequence
 
 from omni_actors.models.diffusion.acceleration.step_cache import BlockLayout
 from omni_actors.models.diffusion.adapter import DiffusersAdapter
@@ -165,12 +166,13 @@ class QwenImage(DiffusersAdapter):
         """Return further arguments of the transformer."""
         return {}
 
-    def guide(self, cursor: Cursor, branches: Any) -> torch.Tensor:
-        if len(branches) == 1:
-            return branches[0][None]
-        negative, positive = branches[0][None], branches[1][None]
-        combined = negative + cursor.image.true_guidance * (positive - negative)
-        ratio = torch.norm(positive, dim=-1, keepdim=True) / torch.norm(combined, dim=-1, keepdim=True)
+    def scale(self, cursor: Cursor) -> float:
+        return float(cursor.image.true_guidance or 0)
+
+    def combine(self, negative: torch.Tensor, positive: torch.Tensor, scale: Any) -> torch.Tensor:
+        combined = super().combine(negative, positive, scale)
+        norm = torch.linalg.vector_norm
+        ratio = norm(positive, dim=-1, keepdim=True) / norm(combined, dim=-1, keepdim=True)
         guided: torch.Tensor = combined * ratio
         return guided
 
@@ -199,9 +201,7 @@ def padded(texts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | 
     longest = max(text.shape[1] for text in texts)
     if all(text.shape[1] == longest for text in texts):
         return torch.cat(list(texts)), None
-    batch = texts[0].new_zeros(len(texts), longest, texts[0].shape[2])
-    mask = torch.zeros(len(texts), longest, dtype=torch.long, device=batch.device)
-    for row, text in enumerate(texts):
-        batch[row, : text.shape[1]] = text[0]
-        mask[row, : text.shape[1]] = 1
-    return batch, mask
+    batch = pad_sequence([text[0] for text in texts], batch_first=True)
+    lengths = torch.tensor([text.shape[1] for text in texts], device=batch.device)
+    mask = torch.arange(longest, device=batch.device) < lengths[:, None]
+    return batch, mask.long()

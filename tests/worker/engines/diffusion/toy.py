@@ -88,6 +88,7 @@ class Plan:
 
 
 class Toy(DiffusionAdapter):
+    accelerated = True
     tensors = {
         "conditioning": {"prompt": TensorSpec("float64", (None,))},
         "latent": {"latents": TensorSpec("float64", (None, None))},

@@ -46,6 +46,8 @@ class Turns:
         self._cohort = cohort
         self._steps: dict[Cursor, tuple[Hashable, int]] = {}
         self._newcomer_is_next = False
+        self._last: list[Cursor] = []
+        """The pictures of the last forward, in order, if nobody else waited."""
         table.forget.append(self.changed)
 
     def changed(self, cursors: Sequence[Cursor]) -> None:
@@ -69,12 +71,15 @@ class Turns:
                 shared = set(unit.cursors)
                 unit.waiting = [it for it in order if it not in shared and not it.over]
                 self._newcomer_is_next = unit.slices is None
+                self._last = [] if unit.waiting or unit.slices is not None else unit.cursors
                 return unit
         return None
 
     def _order(self, out: Outbox) -> list[Cursor]:
         """Return the cursors that can work now, the most urgent first."""
         table, under_way = self._table, self._runner.under_way
+        if self._last and len(self._last) == len(table.active) and all(map(self._goes_on, self._last)):
+            return self._last  # all of them take the same steps: the order of the last one holds
         found = [
             cursor
             for cursor in table.active
@@ -84,6 +89,9 @@ class Turns:
             return table.fairness.order(found)
         able = set(found)
         return [it for it in self._cohort.of(table.active, table.requests) if it in able]
+
+    def _goes_on(self, cursor: Cursor) -> bool:
+        return cursor.phase is Phase.DENOISE and cursor in self._table.active
 
     def _may_leave(self, cursor: Cursor, out: Outbox) -> bool:
         return not self._table.requests[cursor.key].leaving and out.ready(cursor.key)
