@@ -55,8 +55,5 @@ def test_compiled_blocks_equal_the_blocks_and_a_new_shape_is_told_as_compiling(f
     assert known == compilations() - by_loading
     compiled.run(MIXED)
     assert len(told) == known  # all shapes of these pictures are compiled
-
-
-def test_compiled_blocks_take_no_adapters(compiled: Driven) -> None:
     with pytest.raises(OmniError, match="'compile' on"):
         compiled.adapter.query("load_lora", {"name": "red", "path": "/nowhere"})
