@@ -93,7 +93,7 @@ def _text(name: str, node: ast.ClassDef | ast.FunctionDef) -> Iterator[str]:
     for paragraph in doc.split("\n\n"):
         lines = paragraph.splitlines()
         if lines[0].strip().startswith(">>>"):
-            yield "\n".join(["```python", *map(str.strip, lines), "```"])
+            yield "\n".join(["```pycon", *map(str.strip, lines), "```"])
         elif section := _SECTION.match(lines[0].strip()):
             yield from _section(section[1], lines[1:])
         else:
@@ -102,7 +102,7 @@ def _text(name: str, node: ast.ClassDef | ast.FunctionDef) -> Iterator[str]:
 
 def _section(name: str, lines: list[str]) -> Iterator[str]:
     if name.startswith("Example"):
-        yield "\n".join(["```python", *map(str.strip, lines), "```"])
+        yield "\n".join(["```pycon", *map(str.strip, lines), "```"])
         return
     indent = min((len(line) - len(line.lstrip()) for line in lines if line.strip()), default=0)
     items: list[str] = []
