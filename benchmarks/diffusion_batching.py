@@ -479,7 +479,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--pictures", type=int, default=150, help="arrivals of part 2, for each load")
     options: argparse.Namespace = parser.parse_args()
-    repeats, pictures = (2, 40) if options.quick else (options.repeats, options.pictures)
+    repeats, pictures = (1, 40) if options.quick else (options.repeats, options.pictures)
     torch.set_num_threads(1)
     whole = Report("the diffusion engine")
     found = subjects()

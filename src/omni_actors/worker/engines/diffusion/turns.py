@@ -70,7 +70,7 @@ class Turns:
             if unit is not None:
                 shared = set(unit.cursors)
                 unit.waiting = [it for it in order if it not in shared and not it.over]
-                self._newcomer_is_next = unit.slices is None
+                self._newcomer_is_next = unit.slices is None or unit.slices.phase is Phase.DECODE
                 self._last = [] if unit.waiting or unit.slices is not None else unit.cursors
                 return unit
         return None
