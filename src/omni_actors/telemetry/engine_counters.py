@@ -92,6 +92,13 @@ ENGINE_COUNTERS: Mapping[str, str] = {
     "images_delivered": "Images sent to a stage since the start.",
     "videos_delivered": "Videos sent to a stage since the start.",
     "expired": "Media that were dropped because nobody used them for idle_s, since the start.",
+    # the acceleration of pictures
+    "step_cache_computed_rows_total": "Rows of pictures with a step cache that were computed in full.",
+    "step_cache_skipped_rows_total": "Rows of pictures with a step cache that skipped blocks of the model.",
+    "lora_bytes": "Bytes of the LoRA adapters that are loaded.",
+    "offload_loads_total": "Groups of offloaded weights that were brought onto the device.",
+    "offload_bytes_total": "Bytes of offloaded weights that were brought onto the device.",
+    "compilations_total": "Compilations of the model's blocks.",
     # the stage that writes pictures
     "pictures_waiting": "Finished pictures that wait to be written to a file.",
     "pictures_writing": "Pictures and previews that are being written to a file.",
