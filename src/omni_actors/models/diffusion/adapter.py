@@ -371,11 +371,11 @@ class DiffusersAdapter(AcceleratedAdapter):
     # ---- stages of their own
 
     def conditioning_payload(self, cursor: Cursor) -> Payload:
-        return pack("conditioning", self._size(cursor), cursor.conditioning)
+        return pack("conditioning", _size(cursor), cursor.conditioning)
 
     def latent_payload(self, cursor: Cursor) -> Payload:
         state = {"latents": cursor.latents, "kept": self.kept(cursor)}
-        return pack("latent", {"index": cursor.index, **self._size(cursor)}, state)
+        return pack("latent", {"index": cursor.index, **_size(cursor)}, state)
 
     def kept(self, cursor: Cursor) -> dict[str, Any]:
         """Return the part of :attr:`Cursor.state` that decoding needs."""
@@ -390,12 +390,10 @@ class DiffusersAdapter(AcceleratedAdapter):
             cursor.latents = state["latents"]
             cursor.state.update(state["kept"])
 
-    @staticmethod
-    def _size(cursor: Cursor) -> dict[str, Any]:
-        return {"width": cursor.width, "height": cursor.height}
+
+def _size(cursor: Cursor) -> dict[str, Any]:
+    return {"width": cursor.width, "height": cursor.height}
 
 
 def _last(results: Iterator[Sequence[Any] | None]) -> Sequence[Any]:
-    *_, found = results
-    assert found is not None
-    return found
+    return [it for it in results if it is not None][-1]
