@@ -133,7 +133,7 @@ def test_kill_9_of_the_server_leaves_no_process_and_no_shared_memory(server: Ser
     """The last test of the module: it ends the server that the others share."""
     before = set(os.listdir("/dev/shm"))
     pids = list(server.workers().values())
-    assert len(pids) == 5
+    assert len(pids) >= 5  # more where the weights of the demo's pictures are there
     pending = in_thread(lambda: _lost(server))
     server.wait_for(lambda: _in_flight(server) >= 1, 10)
     server.process.kill()
