@@ -21,6 +21,13 @@ def omni() -> Iterator[Omni]:
         yield it
 
 
+@pytest.fixture(scope="module")
+def unhurried() -> Iterator[Omni]:
+    """A model with half a second for each step, so that events are received before newer ones replace them."""
+    with Omni("stub-image", platform="cpu", overrides=["stages.image.options.step_s=0.5"]) as it:
+        yield it
+
+
 def pixels(data: bytes) -> Image.Image:
     return Image.open(io.BytesIO(data))
 
@@ -53,9 +60,9 @@ def test_the_format_is_that_of_the_file(omni: Omni, format: str, start: bytes) -
     assert (made.format, made.data[: len(start)]) == (format, start)
 
 
-def test_a_call_that_waits_can_be_told_of_steps_and_previews(omni: Omni) -> None:
+def test_a_call_that_waits_can_be_told_of_steps_and_previews(unhurried: Omni) -> None:
     seen: list[StepProgress | MediaChunk] = []
-    omni.images("a seven", steps=6, previews=2, on_event=seen.append)
+    unhurried.images("a seven", steps=6, previews=2, on_event=seen.append)
     steps = [event.step for event in seen if isinstance(event, StepProgress)]
     assert steps == sorted(set(steps))  # some may be missing: a newer one replaces one that is not received yet
     assert steps
@@ -65,8 +72,8 @@ def test_a_call_that_waits_can_be_told_of_steps_and_previews(omni: Omni) -> None
     assert previews == sorted(previews)
 
 
-def test_a_stream_gives_steps_previews_and_the_picture(omni: Omni) -> None:
-    with omni.stream.images("a seven", steps=4, previews=2, seed=3) as stream:
+def test_a_stream_gives_steps_previews_and_the_picture(omni: Omni, unhurried: Omni) -> None:
+    with unhurried.stream.images("a seven", steps=4, previews=2, seed=3) as stream:
         events = list(stream)
     assert type(events[-1]) is Completed
     assert any(isinstance(event, StepProgress) and 1 <= event.step <= 4 for event in events)
