@@ -70,7 +70,7 @@ class LoadedAdapters:
                     await self._ask_all("unload_lora", {"name": name})
                 if not await self._ask_all("load_lora", {"name": name, "path": path}):
                     raise stage_unavailable(self._pools[0].stage.name)
-            except BaseException:
+            except BaseException:  # a cancelled command, too, leaves every worker as it was
                 self._undo(name, before)
                 raise
         log.info("loaded the LoRA adapter %r of %s", name, path)

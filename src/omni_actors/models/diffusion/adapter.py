@@ -20,6 +20,7 @@ from omni_actors.models.diffusion.payloads import pack, unpack
 from omni_actors.models.diffusion.pixels import Pixels, shrunk, to_pixels
 from omni_actors.models.diffusion.rows import Conditioning, Row, branch_pairs
 from omni_actors.models.diffusion.sizes import check_size
+from omni_actors.models.diffusion.slicing import last_of, one_by_one
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.params import ImageGeneration
 from omni_actors.worker.checks import WarmUpError
@@ -141,7 +142,7 @@ class DiffusersAdapter(AcceleratedAdapter):
         (cursor,) = self.open(Work(-1, "warm-up", {}), self.trial())
         self.feed_trial(cursor)
         with torch.inference_mode():
-            (cursor.conditioning,) = _last(self.encode([cursor]))
+            (cursor.conditioning,) = last_of(self.encode([cursor]))
             if DENOISE in self.parts:
                 self.begin(cursor)
                 (prediction,) = self.predict([cursor])
@@ -233,7 +234,14 @@ class DiffusersAdapter(AcceleratedAdapter):
             decode=image.width * image.height * 64 * size,
         )
 
-    # ---- denoising
+    # ---- encoding, denoising
+
+    def encode(self, cursors: Sequence[Cursor]) -> Iterator[Sequence[Any] | None]:
+        return one_by_one(cursors, self.condition)
+
+    def condition(self, cursor: Cursor) -> Any:
+        """Return the conditioning of one request. A family that encodes several at once overrides :meth:`encode`."""
+        raise NotImplementedError(f"{type(self).__name__} overrides neither 'encode' nor 'condition'")
 
     def begin(self, cursor: Cursor) -> None:
         with torch.inference_mode():
@@ -347,11 +355,7 @@ class DiffusersAdapter(AcceleratedAdapter):
         return id(cursor)  # each picture leaves as soon as it is decoded
 
     def decode(self, cursors: Sequence[Cursor]) -> Iterator[Sequence[Any] | None]:
-        made: list[Any] = []
-        for cursor in cursors:
-            with torch.inference_mode():
-                made.append(self.pixels(cursor, cursor.latents))
-            yield None if len(made) < len(cursors) else made
+        return one_by_one(cursors, lambda cursor: self.pixels(cursor, cursor.latents))
 
     def pixels(self, cursor: Cursor, latents: torch.Tensor) -> Any:
         """Return the pixels [height, width, channels] of a cursor's latents; for several layers a list."""
@@ -393,7 +397,3 @@ class DiffusersAdapter(AcceleratedAdapter):
 
 def _size(cursor: Cursor) -> dict[str, Any]:
     return {"width": cursor.width, "height": cursor.height}
-
-
-def _last(results: Iterator[Sequence[Any] | None]) -> Sequence[Any]:
-    return [it for it in results if it is not None][-1]

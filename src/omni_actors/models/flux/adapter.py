@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 import torch
-from diffusers.pipelines.flux.pipeline_flux import calculate_shift, retrieve_timesteps
 
 from omni_actors.models.diffusion.acceleration.step_cache import BlockLayout
 from omni_actors.models.diffusion.adapter import DiffusersAdapter
+from omni_actors.models.diffusion.flow import PackedLatents, dynamic_shift, set_flow_timesteps
 from omni_actors.models.diffusion.rows import Conditioning, Row
 from omni_actors.models.flux.options import OPTIONS
 from omni_actors.protocol.errors import invalid_request
@@ -31,7 +30,7 @@ class Embeddings:
     pooled: torch.Tensor
 
 
-class Flux(DiffusersAdapter):
+class Flux(PackedLatents, DiffusersAdapter):
     """``FluxPipeline``, text to image.
 
     The latents are packed: a token is a patch of 2 x 2. A model distilled for guidance (dev) takes the guidance scale
@@ -54,15 +53,6 @@ class Flux(DiffusersAdapter):
     def guided(self) -> bool:
         """Whether the transformer takes the guidance scale as an input."""
         return bool(self.model.config.guidance_embeds)
-
-    @property
-    def default_size(self) -> tuple[int, int]:
-        side = min(self.pipe.default_sample_size * self.pipe.vae_scale_factor, self.pipe.vae.config.sample_size)
-        return side, side
-
-    @property
-    def multiple(self) -> int:
-        return int(self.pipe.vae_scale_factor * 2)
 
     def prepare(self) -> None:
         if not self.guided:  # distilled to few steps
@@ -94,13 +84,6 @@ class Flux(DiffusersAdapter):
 
     # ---- encoding
 
-    def encode(self, cursors: Sequence[Cursor]) -> Iterator[Sequence[Any] | None]:
-        made: list[Any] = []
-        for cursor in cursors:
-            with torch.inference_mode():
-                made.append(self.condition(cursor))
-            yield None if len(made) < len(cursors) else made
-
     def condition(self, cursor: Cursor) -> Conditioning:
         """Return the conditioning of one request."""
         image = cursor.image
@@ -128,17 +111,8 @@ class Flux(DiffusersAdapter):
         return packed
 
     def schedule(self, cursor: Cursor) -> None:
-        config = cursor.scheduler.config
-        sigmas = None if config.get("use_flow_sigmas", False) else np.linspace(1.0, 1 / cursor.steps, cursor.steps)
-        mu = calculate_shift(
-            cursor.latents.shape[1],
-            config.get("base_image_seq_len", 256),
-            config.get("max_image_seq_len", 4096),
-            config.get("base_shift", 0.5),
-            config.get("max_shift", 1.15),
-        )
-        retrieve_timesteps(cursor.scheduler, cursor.steps, self.device, sigmas=sigmas, mu=mu)
-        cursor.scheduler.set_begin_index(0)
+        mu = dynamic_shift(cursor.scheduler.config, cursor.latents.shape[1])
+        set_flow_timesteps(cursor, self.device, mu)
         self.use_timesteps(cursor)
 
     def batch_key(self, cursor: Cursor) -> Hashable:

@@ -6,13 +6,13 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu, retrieve_timesteps
+from diffusers.pipelines.flux2.pipeline_flux2_klein import compute_empirical_mu
 from PIL import Image
 
 from omni_actors.models.diffusion.acceleration.step_cache import BlockLayout
 from omni_actors.models.diffusion.editing import EditingAdapter
+from omni_actors.models.diffusion.flow import PackedLatents, set_flow_timesteps
 from omni_actors.models.diffusion.rows import Conditioning, Row
 from omni_actors.models.diffusion.sizes import nearest_size
 from omni_actors.protocol.errors import invalid_request
@@ -42,7 +42,7 @@ class PictureTokens:
     sizes: tuple[tuple[int, int], ...]
 
 
-class Flux2Klein(EditingAdapter):
+class Flux2Klein(PackedLatents, EditingAdapter):
     """``Flux2KleinPipeline``, the base model (guided by a second branch) and the distilled one (not guided)."""
 
     pipeline_class = "Flux2KleinPipeline"
@@ -63,15 +63,6 @@ class Flux2Klein(EditingAdapter):
     def distilled(self) -> bool:
         """Whether the model was distilled to few steps without guidance."""
         return bool(self.pipe.config.is_distilled)
-
-    @property
-    def default_size(self) -> tuple[int, int]:
-        side = min(self.pipe.default_sample_size * self.pipe.vae_scale_factor, self.pipe.vae.config.sample_size)
-        return side, side
-
-    @property
-    def multiple(self) -> int:
-        return int(self.pipe.vae_scale_factor * 2)
 
     # ---- a request
 
@@ -164,11 +155,7 @@ class Flux2Klein(EditingAdapter):
         return packed
 
     def schedule(self, cursor: Cursor) -> None:
-        flow = cursor.scheduler.config.get("use_flow_sigmas", False)
-        sigmas = None if flow else np.linspace(1.0, 1 / cursor.steps, cursor.steps)
-        mu = compute_empirical_mu(cursor.latents.shape[1], cursor.steps)
-        retrieve_timesteps(cursor.scheduler, cursor.steps, self.device, sigmas=sigmas, mu=mu)
-        cursor.scheduler.set_begin_index(0)
+        set_flow_timesteps(cursor, self.device, compute_empirical_mu(cursor.latents.shape[1], cursor.steps))
         self.use_timesteps(cursor)
 
     def batch_key(self, cursor: Cursor) -> Hashable:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import torch
-from diffusers.pipelines.ovis_image.pipeline_ovis_image import calculate_shift, retrieve_timesteps
 
 from omni_actors.models.diffusion.acceleration.step_cache import BlockLayout
 from omni_actors.models.diffusion.adapter import DiffusersAdapter
+from omni_actors.models.diffusion.flow import PackedLatents, dynamic_shift, set_flow_timesteps
 from omni_actors.models.diffusion.rows import Conditioning, Row
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.params import ImageGeneration
@@ -31,7 +29,7 @@ class Embeddings:
     positions: torch.Tensor
 
 
-class OvisImage(DiffusersAdapter):
+class OvisImage(PackedLatents, DiffusersAdapter):
     """``OvisImagePipeline``."""
 
     pipeline_class = "OvisImagePipeline"
@@ -39,15 +37,6 @@ class OvisImage(DiffusersAdapter):
     encoders = ("text_encoder", "tokenizer")
     structures = (Embeddings,)
     default_steps = 50
-
-    @property
-    def default_size(self) -> tuple[int, int]:
-        side = min(self.pipe.default_sample_size * self.pipe.vae_scale_factor, self.pipe.vae.config.sample_size)
-        return side, side
-
-    @property
-    def multiple(self) -> int:
-        return int(self.pipe.vae_scale_factor * 2)
 
     def check(self, work: Work, image: ImageGeneration) -> None:
         super().check(work, image)
@@ -59,14 +48,8 @@ class OvisImage(DiffusersAdapter):
                 framed = None if text is None else self.pipe._get_messages(text)[0]
                 self.check_prompt(self.pipe.tokenizer, framed, most, param)
 
-    def encode(self, cursors: Sequence[Cursor]) -> Iterator[Sequence[Any] | None]:
-        made: list[Any] = []
-        for cursor in cursors:
-            with torch.inference_mode():
-                made.append(self._embed(cursor.image))
-            yield None if len(made) < len(cursors) else made
-
-    def _embed(self, image: ImageGeneration) -> Conditioning:
+    def condition(self, cursor: Cursor) -> Conditioning:
+        image = cursor.image
         two = self.branch_count(image) == 2
         positive, negative, positions, negative_positions = self.pipe.encode_prompt(
             image.prompt, image.negative_prompt, two, device=self.device, max_sequence_length=PROMPT_TOKENS
@@ -82,17 +65,8 @@ class OvisImage(DiffusersAdapter):
         return packed
 
     def schedule(self, cursor: Cursor) -> None:
-        config = cursor.scheduler.config
-        sigmas = None if config.get("use_flow_sigmas", False) else np.linspace(1.0, 1 / cursor.steps, cursor.steps)
-        mu = calculate_shift(
-            cursor.latents.shape[1],
-            config.get("base_image_seq_len", 256),
-            config.get("max_image_seq_len", 4096),
-            config.get("base_shift", 0.5),
-            config.get("max_shift", 1.15),
-        )
-        retrieve_timesteps(cursor.scheduler, cursor.steps, self.device, sigmas=sigmas, mu=mu)
-        cursor.scheduler.set_begin_index(0)
+        mu = dynamic_shift(cursor.scheduler.config, cursor.latents.shape[1])
+        set_flow_timesteps(cursor, self.device, mu)
         self.use_timesteps(cursor)
 
     def batch_key(self, cursor: Cursor) -> Hashable:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,14 +62,8 @@ class PixArtSigma(KarrasAdapter):
             self.check_prompt(self.pipe.tokenizer, image.prompt, PROMPT_TOKENS, "prompt")
             self.check_prompt(self.pipe.tokenizer, image.negative_prompt, PROMPT_TOKENS, "negative_prompt")
 
-    def encode(self, cursors: Sequence[Cursor]) -> Iterator[Sequence[Any] | None]:
-        made: list[Any] = []
-        for cursor in cursors:
-            with torch.inference_mode():
-                made.append(self._embed(cursor.image))
-            yield None if len(made) < len(cursors) else made
-
-    def _embed(self, image: ImageGeneration) -> Conditioning:
+    def condition(self, cursor: Cursor) -> Conditioning:
+        image = cursor.image
         two = self.branch_count(image) == 2
         positive, mask, negative, negative_mask = self.pipe.encode_prompt(
             image.prompt,

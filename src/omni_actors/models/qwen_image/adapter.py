@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from diffusers.pipelines.qwenimage.pipeline_qwenimage import calculate_shift
 from torch.nn.utils.rnn import pad_sequence
 
 from omni_actors.models.diffusion.acceleration.step_cache import BlockLayout
 from omni_actors.models.diffusion.adapter import DiffusersAdapter
+from omni_actors.models.diffusion.flow import dynamic_shift
 from omni_actors.models.diffusion.rows import Conditioning, Row
 from omni_actors.protocol.errors import invalid_request
 from omni_actors.protocol.params import ImageGeneration
@@ -75,14 +75,7 @@ class QwenImage(DiffusersAdapter):
 
     # ---- conditioning
 
-    def encode(self, cursors: Sequence[Cursor]) -> Iterator[Sequence[Any] | None]:
-        made: list[Any] = []
-        for cursor in cursors:
-            with torch.inference_mode():
-                made.append(self.conditioning(cursor))
-            yield None if len(made) < len(cursors) else made
-
-    def conditioning(self, cursor: Cursor) -> Conditioning:
+    def condition(self, cursor: Cursor) -> Conditioning:
         """Return the conditioning of one request: embeddings [1, tokens, width] of its texts."""
         image = cursor.image
         negative = None
@@ -118,15 +111,7 @@ class QwenImage(DiffusersAdapter):
 
     def shift(self, cursor: Cursor) -> float:
         """Return the shift of the schedule for the picture's size."""
-        config = self.pipe.scheduler.config
-        found: float = calculate_shift(
-            cursor.latents.shape[1],
-            config.get("base_image_seq_len", 256),
-            config.get("max_image_seq_len", 4096),
-            config.get("base_shift", 0.5),
-            config.get("max_shift", 1.15),
-        )
-        return found
+        return dynamic_shift(self.pipe.scheduler.config, cursor.latents.shape[1])
 
     def grid(self, width: int, height: int) -> tuple[int, int, int]:
         """Return the (frames, height, width) of a picture in tokens."""

@@ -55,7 +55,7 @@ class QwenImageEdit(EditingAdapter, QwenImage):
 
     # ---- conditioning
 
-    def conditioning(self, cursor: Cursor) -> Conditioning:
+    def condition(self, cursor: Cursor) -> Conditioning:
         image, pictures, mask = cursor.image, self.pictures(cursor), self.mask(cursor)
         sizes = [fitting(self.options["picture_pixels"], picture.size) for picture in pictures]
         if mask is not None:

@@ -55,8 +55,8 @@ class QwenImageLayered(EditingAdapter, QwenImage):
     def tokens(self, image: ImageGeneration) -> int:
         return super().tokens(image) * ((image.layers or 1) + 1)
 
-    def conditioning(self, cursor: Cursor) -> Conditioning:
-        texts = super().conditioning(cursor)
+    def condition(self, cursor: Cursor) -> Conditioning:
+        texts = super().condition(cursor)
         (picture,) = self.pictures(cursor, "RGBA")
         processor, size = self.pipe.image_processor, (cursor.height, cursor.width)
         pixels = processor.preprocess(processor.resize(picture, *size), *size).unsqueeze(2)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import calculate_shift
 
 from omni_actors.models.diffusion.acceleration.step_cache import BlockLayout
 from omni_actors.models.diffusion.adapter import DiffusersAdapter
+from omni_actors.models.diffusion.flow import dynamic_shift
 from omni_actors.models.diffusion.rows import Conditioning, Row
 from omni_actors.protocol.params import ImageGeneration
 from omni_actors.worker.engine import Work
@@ -54,14 +53,7 @@ class StableDiffusion3(DiffusersAdapter):
         self.check_prompt(tokenizer, image.prompt, most, "prompt")
         self.check_prompt(tokenizer, image.negative_prompt, most, "negative_prompt")
 
-    def encode(self, cursors: Sequence[Cursor]) -> Iterator[Sequence[Any] | None]:
-        made: list[Any] = []
-        for cursor in cursors:
-            with torch.inference_mode():
-                made.append(self._embed(cursor))
-            yield None if len(made) < len(cursors) else made
-
-    def _embed(self, cursor: Cursor) -> Conditioning:
+    def condition(self, cursor: Cursor) -> Conditioning:
         image = cursor.image
         two = self.branch_count(image) == 2
         sequence, negative, pooled, negative_pooled = self.pipe.encode_prompt(
@@ -86,13 +78,7 @@ class StableDiffusion3(DiffusersAdapter):
         arguments = {}
         config = self.pipe.scheduler.config
         if config.get("use_dynamic_shifting", None):
-            arguments["mu"] = calculate_shift(
-                self.tokens(cursor.image),
-                config.get("base_image_seq_len", 256),
-                config.get("max_image_seq_len", 4096),
-                config.get("base_shift", 0.5),
-                config.get("max_shift", 1.16),
-            )
+            arguments["mu"] = dynamic_shift(config, self.tokens(cursor.image), max_shift=1.16)
         cursor.scheduler.set_timesteps(cursor.steps, device=self.device, **arguments)
         self.use_timesteps(cursor)
 

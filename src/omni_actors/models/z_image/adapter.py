@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
-from diffusers.pipelines.z_image.pipeline_z_image import calculate_shift, get_default_z_image_sigmas
+from diffusers.pipelines.z_image.pipeline_z_image import get_default_z_image_sigmas
 
 from omni_actors.models.diffusion.acceleration.step_cache import BlockLayout
 from omni_actors.models.diffusion.adapter import DiffusersAdapter
+from omni_actors.models.diffusion.flow import dynamic_shift
 from omni_actors.models.diffusion.rows import Conditioning, Row
 from omni_actors.protocol.params import ImageGeneration
 from omni_actors.worker.engine import Work
@@ -57,14 +58,8 @@ class ZImage(DiffusersAdapter):
     def branch_count(self, image: ImageGeneration) -> int:
         return 2 if image.guidance is not None and image.guidance > 0 else 1
 
-    def encode(self, cursors: Sequence[Cursor]) -> Iterator[Sequence[Any] | None]:
-        made: list[Any] = []
-        for cursor in cursors:
-            with torch.inference_mode():
-                made.append(self._embed(cursor.image))
-            yield None if len(made) < len(cursors) else made
-
-    def _embed(self, image: ImageGeneration) -> Conditioning:
+    def condition(self, cursor: Cursor) -> Conditioning:
+        image = cursor.image
         two = self.branch_count(image) == 2
         positive, negative = self.pipe.encode_prompt(
             prompt=image.prompt or "",
@@ -83,14 +78,7 @@ class ZImage(DiffusersAdapter):
         return latents
 
     def schedule(self, cursor: Cursor) -> None:
-        config = self.pipe.scheduler.config
-        shift = calculate_shift(
-            self.tokens(cursor.image),
-            config.get("base_image_seq_len", 256),
-            config.get("max_image_seq_len", 4096),
-            config.get("base_shift", 0.5),
-            config.get("max_shift", 1.15),
-        )
+        shift = dynamic_shift(self.pipe.scheduler.config, self.tokens(cursor.image))
         sigmas = get_default_z_image_sigmas(cursor.steps)
         cursor.scheduler.set_timesteps(sigmas=sigmas, device=self.device, mu=shift)
         cursor.scheduler.set_begin_index(0)
